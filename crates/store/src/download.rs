@@ -11,14 +11,14 @@ use std::{
 };
 
 use crate::{
-    client::{Client, Headers, header, network_error},
+    client::{Client, Headers, network_error},
     error::{Error, Result},
     settings::Settings,
     url::without_secrets,
 };
 
 /// Maximum consecutive attempts without progress.
-const MAX_ATTEMPTS: u32 = 4;
+pub const MAX_ATTEMPTS: u32 = 4;
 
 /// State shared by all downloads of a pull.
 pub struct Session<'a> {
@@ -36,6 +36,8 @@ pub enum DownloadEvent<'a> {
     Progress(u64),
     /// An attempt failed; the next one follows after the delay.
     Retry(&'a Error, Duration),
+    /// The server does not support ranges, so the download starts over with one connection.
+    OneConnection,
 }
 
 /// A file to download.
@@ -77,13 +79,23 @@ impl Session<'_> {
                 (failures, max_progress) = (0, progress());
             }
             failures += 1;
-            if failures == MAX_ATTEMPTS || !error.is_transient() {
-                return Err(error);
-            }
-            let delay = self.settings.retry_delay * 2u32.pow(failures - 1);
+            let Some(delay) = self.retry_delay(&error, failures) else { return Err(error) };
             report(DownloadEvent::Retry(&error, delay));
             self.sleep(delay)?;
         }
+    }
+
+    /// The delay before the next attempt, after this many consecutive failures; `None` to give up. It doubles
+    /// with each failure, and is at least what the server asks for.
+    pub fn retry_delay(&self, error: &Error, failures: u32) -> Option<Duration> {
+        let asked = match error {
+            Error::Status { retry_after, .. } => retry_after.unwrap_or_default(),
+            _ => Duration::ZERO,
+        };
+        let give_up =
+            failures >= MAX_ATTEMPTS || !error.is_transient() || asked > self.settings.max_retry_after;
+        let backoff = self.settings.retry_delay * 2_u32.pow(failures.saturating_sub(1).min(8));
+        (!give_up).then(|| backoff.max(asked))
     }
 
     /// Downloads a file.
@@ -110,11 +122,16 @@ impl Session<'_> {
                 headers.push(("If-Range", tag));
             }
         }
-        let mut response = self.client.get(url, &headers, &[416])?;
+        headers.push(("Accept-Encoding", "identity".to_string()));
+        let mut reply = self.client.get(url, &headers, &[416])?;
         let mut total = size;
-        match response.status().as_u16() {
+        if reply.is_web_page() {
+            let reason = "the server sent a web page instead of the file, perhaps a login page";
+            return Err(Error::Hub { url: without_secrets(url), reason: reason.to_string() });
+        }
+        match reply.status() {
             206 => {
-                let range = header(&response, "content-range").and_then(parse_range);
+                let range = reply.header("content-range").and_then(parse_range);
                 let Some((_, reported)) = range.filter(|(first, _)| *first == have) else {
                     discard(path)?;
                     return Err(network_error(url, &"the server sent a different range than requested"));
@@ -123,7 +140,8 @@ impl Session<'_> {
             }
             416 => {
                 // The requested range is empty: the download is complete, or the start of another file.
-                let reported = header(&response, "content-range")
+                let reported = reply
+                    .header("content-range")
                     .and_then(|range| range.strip_prefix("bytes */")?.trim().parse().ok());
                 if have > 0 && size.is_none() && reported == Some(have) {
                     return Ok(());
@@ -134,7 +152,7 @@ impl Session<'_> {
             _ => {
                 // The server does not support ranges, or its file has changed: it sends everything.
                 have = 0;
-                total = response.body().content_length().or(total);
+                total = reply.response.body().content_length().or(total);
             }
         }
         if let (Some(expected), Some(found)) = (size, total)
@@ -146,11 +164,11 @@ impl Session<'_> {
             OpenOptions::new().create(true).truncate(false).write(true).open(path).with_path(path)?;
         file.set_len(have).with_path(path)?;
         file.seek(SeekFrom::Start(have)).with_path(path)?;
-        match header(&response, "etag").filter(|tag| tag.starts_with('"')) {
+        match reply.header("etag").filter(|tag| tag.starts_with('"')) {
             Some(tag) => fs::write(tag_path(path), tag).with_path(path)?,
             None => remove_if_exists(&tag_path(path))?,
         }
-        self.receive(request, response.body_mut().as_reader(), &mut file, have, total, report)
+        self.receive(request, reply.response.body_mut().as_reader(), &mut file, have, total, report)
     }
 
     fn receive(
@@ -188,7 +206,8 @@ impl Session<'_> {
         }
     }
 
-    fn sleep(&self, time: Duration) -> Result<()> {
+    /// Sleeps, unless the user cancels.
+    pub fn sleep(&self, time: Duration) -> Result<()> {
         let end = Instant::now() + time;
         loop {
             self.check_cancelled()?;
@@ -206,10 +225,11 @@ pub fn file_len(path: &Path) -> u64 {
     fs::metadata(path).map_or(0, |metadata| metadata.len())
 }
 
-/// Deletes a download and its ETag file.
+/// Deletes a download, its ETag file and its journal.
 pub fn discard(path: &Path) -> Result<()> {
     remove_if_exists(path)?;
-    remove_if_exists(&tag_path(path))
+    remove_if_exists(&tag_path(path))?;
+    remove_if_exists(&journal_path(path))
 }
 
 /// Deletes a file if it exists.
@@ -233,13 +253,22 @@ impl<T> IoContext<T> for std::io::Result<T> {
 }
 
 fn tag_path(path: &Path) -> PathBuf {
+    with_suffix(path, ".etag")
+}
+
+/// Path of the journal of a download in ranges.
+pub fn journal_path(path: &Path) -> PathBuf {
+    with_suffix(path, ".ranges")
+}
+
+fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut name = OsString::from(path);
-    name.push(".etag");
+    name.push(suffix);
     name.into()
 }
 
 /// Start and total size of a `Content-Range` such as `bytes 5-9/10`.
-fn parse_range(text: &str) -> Option<(u64, Option<u64>)> {
+pub fn parse_range(text: &str) -> Option<(u64, Option<u64>)> {
     let (range, total) = text.strip_prefix("bytes ")?.split_once('/')?;
     let first = range.split_once('-')?.0.trim().parse().ok()?;
     let total = if total.trim() == "*" { None } else { Some(total.trim().parse().ok()?) };

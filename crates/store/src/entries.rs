@@ -24,7 +24,10 @@ use crate::{
 const MODEL_EXTENSIONS: [&str; 2] = ["gguf", "safetensors"];
 
 /// Extensions of the files that a pull creates.
-pub(crate) const PULL_EXTENSIONS: [&str; 4] = ["json", "json.new", "lock", "part"];
+pub(crate) const PULL_EXTENSIONS: [&str; 5] = ["json", "json.new", "lock", "part", IMAGE_ENCODER];
+
+/// Extension of a model's image encoder. Not `gguf`, since it is not a model by itself.
+pub(crate) const IMAGE_ENCODER: &str = "mmproj";
 
 /// An entry of the store's folder.
 #[derive(Clone, Debug, PartialEq)]
@@ -65,19 +68,26 @@ impl Store {
         for extension in MODEL_EXTENSIONS {
             for file in names.iter().filter(|file| self.is_model_file(file, extension)) {
                 let stem = &file[..file.len() - extension.len() - 1];
-                let (name, parts) = match SplitName::parse(stem) {
+                let (name, mut parts) = match SplitName::parse(stem) {
                     Some(SplitName { number: 1, .. }) if extension == "gguf" => split_parts(stem, &names),
                     Some(_) if extension == "gguf" => continue,
                     _ => (model_name(stem), vec![file.clone()]),
                 };
-                let pull = PULL_EXTENSIONS.map(|extension| format!("{stem}.{extension}"));
-                let pull = pull.into_iter().filter(|name| extension == "gguf" && names.contains(name));
-                owned.extend(parts.iter().cloned().chain(pull));
+                if extension == "gguf" {
+                    let base = SplitName::parse(stem).map_or(stem, |part| part.name);
+                    let encoder = format!("{base}.{IMAGE_ENCODER}");
+                    parts.extend(names.contains(&encoder).then_some(encoder));
+                    owned.extend(self.pull_files(&name, stem, &names));
+                }
+                owned.extend(parts.iter().cloned());
                 entries.push(self.entry(name, &parts));
             }
         }
-        for folder in names.iter().filter(|name| self.folder().join(name).join("config.json").is_file()) {
+        for folder in names.iter().filter(|name| self.is_model_folder(name)) {
             owned.insert(folder.clone());
+            if self.read_record(folder).is_some() {
+                owned.extend(self.pull_files(folder, folder, &names));
+            }
             entries.push(self.entry(folder.clone(), std::slice::from_ref(folder)));
         }
         let mut taken = HashSet::new();
@@ -111,6 +121,23 @@ impl Store {
         }
         names.sort();
         Ok(names)
+    }
+
+    /// A folder with a config. That of an interrupted pull is not a model.
+    fn is_model_folder(&self, name: &str) -> bool {
+        self.folder().join(name).join("config.json").is_file()
+    }
+
+    /// Files that a pull keeps next to a model: named like the model's file, or like the model itself if that
+    /// has several files and a record.
+    fn pull_files(&self, name: &str, stem: &str, names: &[String]) -> Vec<String> {
+        let own = self.read_record(name).and_then(|record| file_stem(&record.name));
+        let stems = [Some(stem.to_string()), own];
+        let files = stems
+            .iter()
+            .flatten()
+            .flat_map(|stem| PULL_EXTENSIONS.iter().map(move |extension| format!("{stem}.{extension}")));
+        files.filter(|file| names.contains(file)).collect()
     }
 
     fn is_model_file(&self, name: &str, extension: &str) -> bool {

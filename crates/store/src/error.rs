@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use std::time::Duration;
+
 use crate::{catalogue, printable};
 
 /// Shorthand used throughout the crate.
@@ -26,14 +28,14 @@ pub enum Error {
     NotPulled {
         /// The requested model.
         argument: String,
-        /// Its name in the catalogue.
-        name: &'static str,
+        /// Its name in the catalogue, or its address.
+        name: String,
     },
     /// Neither a file, nor in the store, nor in the catalogue.
     #[error(
-        "'{}' is not a file and not a known model; known: {}{}",
+        "'{}' is not a file and not a known model{}; `indrik search` lists the models that can be pulled{}",
         printable(argument),
-        catalogue::names(),
+        suggestions(nearest),
         in_store(present)
     )]
     NotFound {
@@ -41,12 +43,104 @@ pub enum Error {
         argument: String,
         /// Names of the models in the store.
         present: Vec<String>,
+        /// Similar names in the catalogue.
+        nearest: Vec<&'static str>,
     },
     /// Not in the catalogue.
-    #[error("unknown model '{name}'; known: {}", catalogue::names())]
+    #[error(
+        "unknown model '{}'{}; families: {}; `indrik search` lists all models, and hf.co/OWNER/REPOSITORY pulls any \
+         other",
+        printable(name),
+        suggestions(nearest),
+        catalogue::families()
+    )]
     UnknownModel {
         /// The requested model.
         name: String,
+        /// Similar names in the catalogue.
+        nearest: Vec<&'static str>,
+    },
+    /// A request that cannot be understood.
+    #[error("'{}': {reason}", printable(request))]
+    InvalidRequest {
+        /// The request, without credentials.
+        request: String,
+        /// What is wrong, and what to write instead.
+        reason: String,
+    },
+    /// Another model in the store has the name.
+    #[error(
+        "the store already has another model named '{}' ({}): choose another name with --name, or remove that \
+         model first with `indrik rm`",
+        printable(name),
+        printable(existing)
+    )]
+    NameTaken {
+        /// The name.
+        name: String,
+        /// The source of the existing model.
+        existing: String,
+    },
+    /// A repository that requires its terms to be accepted.
+    #[error("{}", gated(repository, page, tokens, *has_token))]
+    Gated {
+        /// Owner and name.
+        repository: String,
+        /// Its page.
+        page: String,
+        /// The page where tokens are created.
+        tokens: String,
+        /// Whether a token was sent.
+        has_token: bool,
+    },
+    /// A repository that does not exist, or is private.
+    #[error("{}", no_repository(page, *has_token))]
+    NoRepository {
+        /// Its page.
+        page: String,
+        /// Whether a token was sent.
+        has_token: bool,
+    },
+    /// A revision that does not exist.
+    #[error("{repository} has no branch, tag or commit '{}': check --revision", printable(revision))]
+    NoRevision {
+        /// Owner and name.
+        repository: String,
+        /// The requested revision.
+        revision: String,
+    },
+    /// The hub does not accept the token.
+    #[error(
+        "the hub does not accept the token in HF_TOKEN (or the one saved by the hub's own command line): create a \
+         new one at {page}, or unset it"
+    )]
+    InvalidToken {
+        /// The page where tokens are created.
+        page: String,
+    },
+    /// A repository without files that can be used.
+    #[error("{repository}: {reason}")]
+    NoModel {
+        /// Owner and name.
+        repository: String,
+        /// What is missing, and what to do.
+        reason: String,
+    },
+    /// A hub's response that is not to be trusted.
+    #[error("{url}: {reason}; check HF_ENDPOINT and the network")]
+    Hub {
+        /// The requested address.
+        url: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A redirect that is not followed.
+    #[error("{url}: {reason}")]
+    Redirect {
+        /// The redirecting address.
+        url: String,
+        /// What is wrong.
+        reason: String,
     },
     /// No entry of the store has this name.
     #[error("there is no model '{}' in the store; `indrik models` lists the models", printable(name))]
@@ -110,12 +204,18 @@ pub enum Error {
         reason: String,
     },
     /// The server responded with an error status.
-    #[error("{url}: the server responded with {status}{}", advice(*status))]
+    #[error("{url}: the server responded with {status}{}", advice(*status, *retry_after))]
     Status {
         /// The requested address.
         url: String,
         /// The HTTP status.
         status: u16,
+        /// How long the server asks to wait.
+        retry_after: Option<Duration>,
+        /// The hub's name of the error (`X-Error-Code`).
+        code: Option<String>,
+        /// The hub's message (`X-Error-Message`).
+        message: Option<String>,
     },
     /// The package index lacks the file, or is not a package index.
     #[error("{url}: {reason}")]
@@ -157,7 +257,7 @@ pub enum Error {
     #[error("{name} could not be pulled:{}", list(reasons))]
     AllSourcesFailed {
         /// The model.
-        name: &'static str,
+        name: String,
         /// Each source with its failure.
         reasons: Vec<(String, String)>,
     },
@@ -167,6 +267,14 @@ pub enum Error {
 }
 
 impl Error {
+    pub(crate) fn invalid_name(name: &str) -> Self {
+        Self::InvalidRequest {
+            request: name.to_string(),
+            reason: "not a valid name: use lower-case letters, digits, '-', '_' and '.', and at most one ':'"
+                .into(),
+        }
+    }
+
     pub(crate) fn io(path: &Path, source: std::io::Error) -> Self {
         Self::Io { path: path.to_path_buf(), source }
     }
@@ -175,8 +283,12 @@ impl Error {
     pub(crate) fn reason(&self) -> String {
         match self {
             Self::Network { reason, .. } => format!("network error ({reason})"),
-            Self::Status { status, .. } => format!("the server responded with {status}{}", advice(*status)),
-            Self::Index { reason, .. } => reason.clone(),
+            Self::Status { status, retry_after, .. } => {
+                format!("the server responded with {status}{}", advice(*status, *retry_after))
+            }
+            Self::Index { reason, .. } | Self::Hub { reason, .. } | Self::Redirect { reason, .. } => {
+                reason.clone()
+            }
             other => other.to_string(),
         }
     }
@@ -203,15 +315,54 @@ impl Error {
     }
 }
 
-fn advice(status: u16) -> &'static str {
-    match status {
-        401 | 403 => {
-            " (no access: a hub may require that its terms are accepted and HF_TOKEN is set; an index may require credentials in its address)"
+fn advice(status: u16, retry_after: Option<Duration>) -> String {
+    match (status, retry_after) {
+        (401 | 403, _) => {
+            " (no access: a hub may require that its terms are accepted and HF_TOKEN is set; an index \
+                           may require credentials in its address)"
+                .to_string()
         }
-        404 => " (not found)",
-        407 => " (the proxy requires credentials: add them to HTTPS_PROXY)",
-        _ => "",
+        (404, _) => " (not found)".to_string(),
+        (407, _) => " (the proxy requires credentials: add them to HTTPS_PROXY)".to_string(),
+        (429, Some(time)) => format!(" (too many requests: try again in {} s)", time.as_secs()),
+        (429, None) => {
+            " (too many requests: try again later, or set HF_TOKEN for a higher limit)".to_string()
+        }
+        _ => String::new(),
     }
+}
+
+fn gated(repository: &str, page: &str, tokens: &str, has_token: bool) -> String {
+    match has_token {
+        false => format!(
+            "{repository} is gated: open {page}, sign in and click \"Agree and access repository\"; then create a \
+             token at {tokens} and set HF_TOKEN to it"
+        ),
+        true => format!(
+            "{repository} is gated, and the account of your token has no access: open {page} with that account and \
+             click \"Agree and access repository\" (the owner may have to approve it); a fine-grained token also needs \
+             the permission to read gated repositories ({tokens})"
+        ),
+    }
+}
+
+fn no_repository(page: &str, has_token: bool) -> String {
+    match has_token {
+        false => {
+            format!("{page}: there is no such repository, or it is private: check the name, or set HF_TOKEN")
+        }
+        true => {
+            format!("{page}: there is no such repository, or your token has no access to it: check the name")
+        }
+    }
+}
+
+/// Similar names, for messages.
+fn suggestions(nearest: &[&str]) -> String {
+    if nearest.is_empty() {
+        return String::new();
+    }
+    format!("; did you mean {}?", nearest.join(" or "))
 }
 
 /// The list of names in the store, for messages.

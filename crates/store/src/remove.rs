@@ -87,7 +87,8 @@ impl Store {
     /// such a name belongs to the user.
     fn pull_file(&self, path: &Path, name: &str, extension: &str) -> Option<PathBuf> {
         let mut pulled = ["gguf", "part", "json"].iter().filter_map(|extension| self.path(name, extension));
-        if pulled.any(|pulled| pulled == path) { self.path(name, extension) } else { None }
+        let is_pulled = pulled.any(|pulled| pulled == path) || self.read_record(name).is_some();
+        if is_pulled { self.path(name, extension) } else { None }
     }
 }
 

@@ -3,10 +3,10 @@
 use std::{ffi::OsStr, path::PathBuf};
 
 use crate::{
-    catalogue,
     entries::{EntryKind, StoreEntry},
     error::{Error, Result},
     folder::{ModelRecord, Store},
+    request::ModelRequest,
 };
 
 impl Store {
@@ -19,9 +19,13 @@ impl Store {
 
     /// [`Store::resolve`], or an error that explains how to get the model.
     pub fn find(&self, name: &str) -> Result<PathBuf> {
-        self.resolve(name).ok_or_else(|| match catalogue::find(name) {
-            Some(model) => Error::NotPulled { argument: name.to_string(), name: model.name },
-            None => Error::NotFound { argument: name.to_string(), present: self.model_names() },
+        self.resolve(name).ok_or_else(|| match ModelRequest::parse(name, "") {
+            Ok(request) => Error::NotPulled { argument: name.to_string(), name: request.to_string() },
+            Err(error) => {
+                let nearest =
+                    if let Error::UnknownModel { nearest, .. } = error { nearest } else { Vec::new() };
+                Error::NotFound { argument: name.to_string(), present: self.model_names(), nearest }
+            }
         })
     }
 
@@ -44,25 +48,30 @@ impl Store {
 
 /// The entry that a name refers to. Listed names take precedence over catalogue aliases, so that a command
 /// uses the model that `indrik models` shows under that name. The order: exact name; name in another case;
-/// catalogue alias; file name without extension. An ambiguous match is no match.
+/// another spelling of a catalogue name; the request that it was pulled with; file name without extension. An
+/// ambiguous match is no match.
 pub(crate) fn find_entry(mut entries: Vec<StoreEntry>, name: &str) -> Option<StoreEntry> {
-    let alias = canonical(name);
+    let request = ModelRequest::parse(name, "").ok();
+    let alias = request.as_ref().map(ModelRequest::store_name);
     if let Some(index) = entries.iter().position(|entry| entry.name == name) {
         return Some(entries.swap_remove(index));
     }
     let ignoring_case = |entry: &StoreEntry| entry.name.eq_ignore_ascii_case(name);
-    let by_alias = |entry: &StoreEntry| entry.name == alias;
+    let by_alias = |entry: &StoreEntry| {
+        matches!(request, Some(ModelRequest::Catalogue { .. })) && Some(&entry.name) == alias.as_ref()
+    };
+    let by_request = |entry: &StoreEntry| {
+        let pulled = entry.record.as_ref().and_then(|record| record.request.as_ref());
+        pulled.is_some_and(|pulled| {
+            request.as_ref().is_some_and(|request| pulled.eq_ignore_ascii_case(&request.to_string()))
+        })
+    };
     let by_file =
         |entry: &StoreEntry| !entry.path.is_dir() && entry.path.file_stem() == Some(OsStr::new(name));
-    let rules: [&dyn Fn(&StoreEntry) -> bool; 3] = [&ignoring_case, &by_alias, &by_file];
+    let rules: [&dyn Fn(&StoreEntry) -> bool; 4] = [&ignoring_case, &by_alias, &by_request, &by_file];
     let rule = rules.into_iter().find(|rule| entries.iter().any(rule))?;
     entries.retain(|entry| rule(entry));
     if entries.len() == 1 { entries.pop() } else { None }
-}
-
-/// The catalogue name of a name or alias; other names are unchanged.
-fn canonical(name: &str) -> String {
-    catalogue::find(name).map_or_else(|| name.to_string(), |model| model.name.to_string())
 }
 
 #[cfg(test)]
@@ -82,10 +91,7 @@ mod tests {
             "{error}"
         );
         let error = store.find("gemma9").unwrap_err().to_string();
-        assert!(
-            error.contains("'gemma9' is not a file") && error.contains("known: gemma3:270m, "),
-            "{error}"
-        );
+        assert!(error.contains("'gemma9' is not a file") && error.contains("`indrik search`"), "{error}");
         let file = folder.path().join("gemma3@270m.gguf");
         fs::write(&file, "x").unwrap();
         assert_eq!(store.resolve("Gemma3:270M"), Some(file.clone()));
@@ -103,6 +109,10 @@ mod tests {
             licence: "l".into(),
             licence_url: "u".into(),
             date: crate::time::now(),
+            request: None,
+            quant: None,
+            commit: None,
+            files: Vec::new(),
         };
         store.write_record(&record).unwrap();
         assert_eq!(store.record("gemma3"), Some(record.clone()));
@@ -132,6 +142,10 @@ mod tests {
             licence: "l".into(),
             licence_url: "u".into(),
             date: crate::time::now(),
+            request: None,
+            quant: None,
+            commit: None,
+            files: Vec::new(),
         };
         store.write_record(&record).unwrap();
         for name in ["smollm2", "smollm2-135m", "smollm2:135m", "SMOLLM2-135M", "smollm2@135m"] {

@@ -24,8 +24,10 @@ const BUNDLES: [&str; 5] = [
 pub struct Settings {
     /// The model hub: `HF_ENDPOINT`.
     pub hub: String,
-    /// Access token, sent only to the hub: `HF_TOKEN`.
+    /// Access token, sent only to the hub: `HF_TOKEN`, or the file that the hub's own command line writes.
     pub token: Option<String>,
+    /// The cache of the hub's own client, whose files are reused: `HF_HUB_CACHE`.
+    pub hub_cache: Option<PathBuf>,
     /// The package index, from pip's configuration.
     pub index: String,
     /// A file of root certificates and the setting that it comes from. `None` for the built-in certificates.
@@ -40,6 +42,12 @@ pub struct Settings {
     pub stall_timeout: Duration,
     /// Delay before the first retry; it doubles with each further one.
     pub retry_delay: Duration,
+    /// Maximum time to wait where a server asks for it (`Retry-After`).
+    pub max_retry_after: Duration,
+    /// Maximum number of connections per file.
+    pub connections: usize,
+    /// Size of the ranges that large files are downloaded in, in bytes.
+    pub range_bytes: u64,
 }
 
 impl Settings {
@@ -52,22 +60,70 @@ impl Settings {
         Self { proxy: ureq::Proxy::try_from_env(), ..Self::from_config(&environment) }
     }
 
-    fn from_config(environment: &Environment) -> Self {
-        let address = |configured: Option<String>, default: &str| {
-            configured.unwrap_or_else(|| default.to_string()).trim_end_matches('/').to_string()
-        };
+    /// Default limits for a hub and a package index, independent of the environment: no token, no cache, no
+    /// proxy, built-in certificates.
+    pub fn new(hub: &str, index: &str) -> Self {
         Self {
-            hub: address(environment.non_empty("HF_ENDPOINT"), HUB),
-            token: environment.non_empty("HF_TOKEN"),
-            index: address(environment.pip_option("index-url").map(|(url, _)| url), INDEX),
-            certificates: certificates(environment),
+            hub: hub.trim_end_matches('/').to_string(),
+            token: None,
+            hub_cache: None,
+            index: index.trim_end_matches('/').to_string(),
+            certificates: None,
             proxy: None,
             hub_connect_timeout: Duration::from_secs(3),
             connect_timeout: Duration::from_secs(10),
             stall_timeout: Duration::from_secs(30),
             retry_delay: Duration::from_secs(1),
+            // The hub's rate limits are per five minutes.
+            max_retry_after: Duration::from_secs(330),
+            // Storage throttles each connection; more than this hardly adds speed, but load on the server.
+            connections: 6,
+            // Large enough that the latency of a request does not matter, small enough that connections of
+            // different speed end at about the same time.
+            range_bytes: 32 << 20,
         }
     }
+
+    fn from_config(environment: &Environment) -> Self {
+        let hub = environment.non_empty("HF_ENDPOINT");
+        let index = environment.pip_option("index-url").map(|(url, _)| url);
+        Self {
+            token: token(environment),
+            hub_cache: hub_cache(environment),
+            certificates: certificates(environment),
+            ..Self::new(hub.as_deref().unwrap_or(HUB), index.as_deref().unwrap_or(INDEX))
+        }
+    }
+}
+
+/// The folder of the hub's own client.
+fn hub_home(environment: &Environment) -> Option<PathBuf> {
+    if let Some(home) = environment.non_empty("HF_HOME") {
+        return Some(home.into());
+    }
+    let cache = environment.non_empty("XDG_CACHE_HOME").map(PathBuf::from);
+    let cache = cache.or_else(|| Some(Path::new(&environment.non_empty("HOME")?).join(".cache")))?;
+    Some(cache.join("huggingface"))
+}
+
+fn hub_cache(environment: &Environment) -> Option<PathBuf> {
+    let configured =
+        ["HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"].iter().find_map(|name| environment.non_empty(name));
+    configured.map(PathBuf::from).or_else(|| Some(hub_home(environment)?.join("hub")))
+}
+
+fn token(environment: &Environment) -> Option<String> {
+    let variable = ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"].iter().find_map(|name| environment.non_empty(name));
+    let from_file = || {
+        let configured = environment.non_empty("HF_TOKEN_PATH").map(PathBuf::from);
+        let path = configured.or_else(|| Some(hub_home(environment)?.join("token")))?;
+        (environment.file)(&path)
+    };
+    // A line break at the end, as files and `$(cat …)` have it, is not part of the token; anything else that
+    // cannot be in a header would make every request fail.
+    let token = variable.or_else(from_file)?.trim().to_string();
+    let valid = !token.is_empty() && token.bytes().all(|byte| byte.is_ascii_graphic());
+    valid.then_some(token)
 }
 
 fn certificates(environment: &Environment) -> Option<(PathBuf, String)> {
@@ -103,13 +159,35 @@ mod tests {
     fn public_servers_are_the_default() {
         let bare = settings(&[], &[]);
         assert_eq!((bare.hub.as_str(), bare.index.as_str()), (HUB, INDEX));
-        assert_eq!((bare.token, bare.certificates), (None, None));
+        assert_eq!((bare.token, bare.certificates, bare.hub_cache), (None, None, None));
         let set = settings(
             &[("HF_ENDPOINT", "http://hub/"), ("HF_TOKEN", "t"), ("PIP_INDEX_URL", "http://index/simple/")],
             &[],
         );
         assert_eq!((set.hub.as_str(), set.index.as_str()), ("http://hub", "http://index/simple"));
         assert_eq!(set.token.as_deref(), Some("t"));
+    }
+
+    #[test]
+    fn the_hubs_token_and_cache_are_found_where_its_client_keeps_them() {
+        let home = ("HOME", "/h");
+        let found = |variables: &[(&str, &str)], files: &[(&str, &str)]| {
+            let found = settings(variables, files);
+            (found.token, found.hub_cache.map(|path| path.to_str().unwrap().to_string()))
+        };
+        let file = ("/h/.cache/huggingface/token", "from-file\n");
+        let cache = |path: &str| Some(path.to_string());
+        let token = |text: &str| Some(text.to_string());
+        assert_eq!(found(&[home], &[]), (None, cache("/h/.cache/huggingface/hub")));
+        assert_eq!(found(&[home], &[file]).0, token("from-file"));
+        assert_eq!(found(&[home, ("HF_TOKEN", " t ")], &[file]).0, token("t"));
+        assert_eq!(found(&[home, ("HF_TOKEN", "")], &[file]).0, token("from-file"));
+        assert_eq!(found(&[home, ("HF_TOKEN", "two words")], &[]).0, None);
+        assert_eq!(found(&[home, ("HF_TOKEN_PATH", "/t")], &[file, ("/t", "other")]).0, token("other"));
+        let moved = [home, ("HF_HOME", "/hf")];
+        assert_eq!(found(&moved, &[("/hf/token", "moved")]), (token("moved"), cache("/hf/hub")));
+        assert_eq!(found(&[home, ("XDG_CACHE_HOME", "/c")], &[]).1, cache("/c/huggingface/hub"));
+        assert_eq!(found(&[home, ("HF_HOME", "/hf"), ("HF_HUB_CACHE", "/b")], &[]).1, cache("/b"));
     }
 
     #[test]

@@ -29,6 +29,11 @@ pub fn hash_file(path: &Path, cancel: &AtomicBool) -> Result<String> {
     }
 }
 
+/// The SHA-256 of some bytes, in hexadecimal.
+pub fn hash_bytes(bytes: &[u8]) -> String {
+    hex(&Sha256::digest(bytes))
+}
+
 /// Whether a text has the form of a SHA-256 in hexadecimal.
 pub fn is_sha256(text: &str) -> bool {
     text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit())

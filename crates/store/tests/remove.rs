@@ -68,7 +68,7 @@ fn a_model_that_is_being_pulled_is_not_removed() {
         let (bench, cancel) = (&bench, &cancel);
         scope.spawn(move || {
             let options = PullOptions { settings: &bench.settings, verify: false, cancel };
-            store::pull(&bench.store(), &bench.model, &options, &mut |event| {
+            store::pull_pinned(&bench.store(), &bench.model, &bench.pinned, &options, &mut |event| {
                 if matches!(event, PullEvent::Progress { .. }) {
                     let _ = started.send(());
                 }

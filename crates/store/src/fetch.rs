@@ -1,0 +1,586 @@
+//! Pulling files of a repository, or of any address, into the store.
+//!
+//! Partial downloads are named by their content, so that bytes of one version never continue another. Each
+//! file is verified when it is complete; only when all are, they get their names in the store. The part that
+//! makes a model visible comes last: the first part of a split model, or the folder as a whole.
+
+use std::{
+    fs::{self, File},
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    client::Client,
+    download::{IoContext, Session, discard, file_len},
+    entries::IMAGE_ENCODER,
+    error::{Error, Result},
+    folder::{FileRecord, ModelRecord, Store, file_stem},
+    hub::{Listing, RemoteFile, explain},
+    interrupt::interruptible,
+    place,
+    pull::{PullOptions, Pulled, acquire_lock},
+    ranges::{RangedRequest, downloaded},
+    request::{ModelRequest, Repository},
+    settings::Settings,
+    sha256,
+    task::{PullEvent, pull_event},
+    time,
+    url::{encode_path, without_secrets},
+    variants::{Variant, without_part_number},
+};
+
+/// Where the files of a download are.
+#[derive(Clone, Debug, PartialEq)]
+enum Origin {
+    Hub { repository: Repository, commit: String },
+    Url(String),
+}
+
+/// A file to download.
+#[derive(Clone, Debug, PartialEq)]
+struct FileDownload {
+    /// Path in the repository; empty for an address.
+    path: String,
+    /// Path relative to the store's folder.
+    target: String,
+    bytes: u64,
+    sha256: Option<String>,
+}
+
+/// Files to download, and the model that they become in the store.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelDownload {
+    /// The name in the store.
+    pub name: String,
+    /// A short description.
+    pub title: String,
+    /// Name of the licence, and address of its text, if known.
+    pub licence: Option<(String, Option<String>)>,
+    /// The quantisation.
+    pub quant: Option<String>,
+    request: String,
+    origin: Origin,
+    files: Vec<FileDownload>,
+}
+
+/// Files of a Hugging Face folder besides the weights. All others are left out.
+const FOLDER_FILES: [&str; 8] = [
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "model.safetensors",
+    "model.safetensors.index.json",
+];
+
+impl ModelDownload {
+    /// A variant of a repository, with its image encoder if one is given.
+    pub fn of_variant(
+        request: &ModelRequest,
+        name: &str,
+        listing: &Listing,
+        variant: &Variant,
+        image_encoder: Option<&RemoteFile>,
+    ) -> Result<Self> {
+        let stem = file_stem(name).ok_or_else(|| Error::invalid_name(name))?;
+        let count = variant.files.len();
+        let target = |index: usize| match count {
+            1 => format!("{stem}.gguf"),
+            _ => format!("{stem}-{:05}-of-{count:05}.gguf", index + 1),
+        };
+        let model = variant.files.iter().enumerate().map(|(index, file)| download_of(file, target(index)));
+        let encoder = image_encoder.map(|file| download_of(file, format!("{stem}.{IMAGE_ENCODER}")));
+        Ok(Self {
+            quant: variant.quant.map(|quant| quant.to_string()),
+            ..Self::new(request, name, listing, model.chain(encoder).collect())
+        })
+    }
+
+    /// The files of a repository with safetensors, as a folder.
+    pub fn of_folder(request: &ModelRequest, name: &str, listing: &Listing) -> Result<Self> {
+        let stem =
+            file_stem(name).filter(|stem| !stem.contains('@')).ok_or_else(|| Error::invalid_name(name))?;
+        let is_shard =
+            |path: &str| path.starts_with("model-") && path.ends_with(".safetensors") && !path.contains('/');
+        let wanted = |file: &&RemoteFile| FOLDER_FILES.contains(&file.path.as_str()) || is_shard(&file.path);
+        let files: Vec<FileDownload> = listing
+            .files
+            .iter()
+            .filter(wanted)
+            .map(|file| download_of(file, format!("{stem}/{}", file.path)))
+            .collect();
+        Ok(Self::new(request, name, listing, files))
+    }
+
+    /// A GGUF file of `bytes` bytes at any address.
+    pub fn of_url(request: &ModelRequest, name: &str, url: &str, bytes: u64) -> Result<Self> {
+        let stem = file_stem(name).ok_or_else(|| Error::invalid_name(name))?;
+        let file = FileDownload { path: String::new(), target: format!("{stem}.gguf"), bytes, sha256: None };
+        Ok(Self {
+            name: name.to_string(),
+            title: without_secrets(url),
+            licence: None,
+            quant: None,
+            request: request.to_string(),
+            origin: Origin::Url(url.to_string()),
+            files: vec![file],
+        })
+    }
+
+    fn new(request: &ModelRequest, name: &str, listing: &Listing, files: Vec<FileDownload>) -> Self {
+        Self {
+            name: name.to_string(),
+            title: listing.repository.to_string(),
+            licence: listing.licence.clone().map(|licence| (licence, None)),
+            quant: None,
+            request: request.to_string(),
+            origin: Origin::Hub { repository: listing.repository.clone(), commit: listing.commit.clone() },
+            files,
+        }
+    }
+
+    /// Size of all files in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.files.iter().map(|file| file.bytes).fold(0, u64::saturating_add)
+    }
+
+    /// Fails if the disk has no room for the files, less what an interrupted pull has left.
+    pub fn check_disk_space(&self, store: &Store, settings: &Settings) -> Result<()> {
+        let part = store.path(&self.name, "part").ok_or_else(|| Error::invalid_name(&self.name))?;
+        // The nearest folder that exists is on the disk that the store will be on.
+        let folder = store.folder().ancestors().find(|folder| folder.exists()).unwrap_or(Path::new("/"));
+        let device = |path: &Path| fs::metadata(path).map(|found| found.dev()).ok();
+        let missing = |file: &FileDownload| match self.cached(file, settings) {
+            // A file on the same disk is linked.
+            Some(cached) if device(&cached) == device(folder) => 0,
+            _ => file.bytes.saturating_sub(self.on_disk(&part, file)),
+        };
+        let needed = self.files.iter().map(missing).fold(0, u64::saturating_add);
+        let disk = rustix::fs::statvfs(folder).map_err(|error| Error::io(folder, error.into()))?;
+        let free = disk.f_bavail.saturating_mul(disk.f_frsize);
+        if needed > free {
+            return Err(Error::DiskFull { folder: store.folder().to_path_buf(), needed, free });
+        }
+        Ok(())
+    }
+
+    /// Downloads the files into the store, unless they are already there. Calls `report` with every event.
+    pub fn pull(
+        &self,
+        store: &Store,
+        options: &PullOptions,
+        report: &mut dyn FnMut(PullEvent),
+    ) -> Result<Pulled> {
+        let part = store.path(&self.name, "part").ok_or_else(|| Error::invalid_name(&self.name))?;
+        fs::create_dir_all(store.folder()).with_path(store.folder())?;
+        let _lock = acquire_lock(&part.with_extension("lock"), options.cancel, report)?;
+        if let Some(pulled) = self.present(store, options, report)? {
+            return Ok(pulled);
+        }
+        self.check_name(store)?;
+        self.check_disk_space(store, options.settings)?;
+        if let Some((name, url)) = self.licence.clone() {
+            report(PullEvent::Licence { name, url });
+        }
+        report(PullEvent::TryingSource(self.source(options.settings)));
+        let client = Client::new(options.settings)?;
+        interruptible(&client, options.cancel, || {
+            let session = Session { client: &client, settings: options.settings, cancel: options.cancel };
+            fs::create_dir_all(&part).with_path(&part)?;
+            self.clean(&part)?;
+            self.pin(&part)?;
+            let on_disk: u64 = self.files.iter().map(|file| self.on_disk(&part, file)).sum();
+            if on_disk > 0 {
+                report(PullEvent::Resuming { done: on_disk });
+            }
+            let mut records = Vec::new();
+            let mut before = 0;
+            for file in &self.files {
+                let sha256 = self.fetch(file, &part, &session, before, report)?;
+                before += file.bytes;
+                records.push(FileRecord { path: file.target.clone(), bytes: file.bytes, sha256 });
+            }
+            self.install(store, &part)?;
+            let record = self.record(records, self.source(options.settings));
+            store.write_record(&record)?;
+            fs::remove_dir_all(&part).with_path(&part)?;
+            Ok(Pulled { path: self.model_path(store), record, already_present: false })
+        })
+    }
+
+    /// The model, if all its files are in the store already.
+    fn present(
+        &self,
+        store: &Store,
+        options: &PullOptions,
+        report: &mut dyn FnMut(PullEvent),
+    ) -> Result<Option<Pulled>> {
+        let Some(record) = store.read_record(&self.name) else { return Ok(None) };
+        let recorded = record.file_records(store);
+        let same = recorded.len() == self.files.len()
+            && self.files.iter().all(|file| {
+                recorded.iter().any(|known| {
+                    known.path == file.target
+                        && known.bytes == file.bytes
+                        && file.sha256.as_ref().is_none_or(|sha256| *sha256 == known.sha256)
+                })
+            });
+        // An address may serve another file by now, which only its content tells.
+        if !same || matches!(self.origin, Origin::Url(_)) && record.request.as_ref() != Some(&self.request) {
+            return Ok(None);
+        }
+        store.pulled(&self.name, options.verify, options.cancel, report)
+    }
+
+    /// Fails if another model has the name. The same model in another version is replaced.
+    fn check_name(&self, store: &Store) -> Result<()> {
+        let taken = |existing: String| Err(Error::NameTaken { name: self.name.clone(), existing });
+        match store.read_record(&self.name) {
+            Some(record) if record.request.as_ref() == Some(&self.request) => Ok(()),
+            Some(record) => taken(record.request.unwrap_or(record.source)),
+            None => match self
+                .files
+                .iter()
+                .map(|file| store.folder().join(top_level(&file.target)))
+                .find(|path| path.exists())
+            {
+                Some(path) => taken(path.display().to_string()),
+                None => Ok(()),
+            },
+        }
+    }
+
+    /// Description of the source.
+    fn source(&self, settings: &Settings) -> String {
+        match &self.origin {
+            Origin::Hub { repository, commit } => {
+                let files = match &self.files[..] {
+                    [file] => file.path.clone(),
+                    files => format!("{} files", files.len()),
+                };
+                format!(
+                    "{}/{repository} at {}, {files}",
+                    without_secrets(&settings.hub),
+                    &commit[..commit.len().min(8)]
+                )
+            }
+            Origin::Url(url) => without_secrets(url),
+        }
+    }
+
+    /// Records the commit, so that a resumed pull continues with it even if the branch has moved.
+    fn pin(&self, part: &Path) -> Result<()> {
+        let Origin::Hub { repository, commit } = &self.origin else { return Ok(()) };
+        let (request, repository) = (self.request.clone(), repository.to_string());
+        let pin = Pin { request, repository, commit: commit.clone() };
+        let text = serde_json::to_vec(&pin).expect("text always serialises");
+        let path = part.join(PIN);
+        fs::write(&path, text).with_path(&path)
+    }
+
+    /// Removes what interrupted pulls of other versions left, which would only take space.
+    fn clean(&self, part: &Path) -> Result<()> {
+        let identities: Vec<String> = self.files.iter().map(|file| self.identity(file)).collect();
+        for entry in fs::read_dir(part).with_path(part)? {
+            let entry = entry.with_path(part)?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if name == PIN || identities.iter().any(|identity| name.starts_with(identity)) {
+                continue;
+            }
+            let path = entry.path();
+            let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+            removed.with_path(&path)?;
+        }
+        Ok(())
+    }
+
+    /// A name for partial downloads that depends on the content: its checksum, or else what identifies it.
+    fn identity(&self, file: &FileDownload) -> String {
+        match (&file.sha256, &self.origin) {
+            (Some(sha256), _) => sha256.clone(),
+            (None, Origin::Hub { repository, commit }) => sha256::hash_bytes(
+                format!("{repository}\n{commit}\n{}\n{}", file.path, file.bytes).as_bytes(),
+            ),
+            (None, Origin::Url(url)) => sha256::hash_bytes(format!("{url}\n{}", file.bytes).as_bytes()),
+        }
+    }
+
+    fn part_path(&self, part: &Path, file: &FileDownload) -> PathBuf {
+        part.join(format!("{}.part", self.identity(file)))
+    }
+
+    /// Path of a file that is complete and verified.
+    fn complete_path(&self, part: &Path, file: &FileDownload) -> PathBuf {
+        part.join(format!("{}.complete", self.identity(file)))
+    }
+
+    fn on_disk(&self, part: &Path, file: &FileDownload) -> u64 {
+        let complete = self.complete_path(part, file);
+        if file_len(&complete) == file.bytes { file.bytes } else { downloaded(&self.part_path(part, file)) }
+    }
+
+    /// The file in the cache of the hub's own client, whose blobs are named by their checksum.
+    fn cached(&self, file: &FileDownload, settings: &Settings) -> Option<PathBuf> {
+        let (Origin::Hub { repository, .. }, Some(sha256), Some(cache)) =
+            (&self.origin, &file.sha256, &settings.hub_cache)
+        else {
+            return None;
+        };
+        let folder = format!("models--{}--{}", repository.owner(), repository.name());
+        let path = cache.join(folder).join("blobs").join(sha256);
+        (path.is_file() && file_len(&path) == file.bytes).then_some(path)
+    }
+
+    /// Downloads and verifies one file, and returns its checksum.
+    fn fetch(
+        &self,
+        file: &FileDownload,
+        part: &Path,
+        session: &Session,
+        before: u64,
+        report: &mut dyn FnMut(PullEvent),
+    ) -> Result<String> {
+        let total = self.bytes();
+        let complete = self.complete_path(part, file);
+        if file_len(&complete) == file.bytes && complete.exists() {
+            report(PullEvent::Progress { done: before + file.bytes, total });
+            return match &file.sha256 {
+                Some(sha256) => Ok(sha256.clone()),
+                None => sha256::hash_file(&complete, session.cancel),
+            };
+        }
+        let path = self.part_path(part, file);
+        let mut from_cache = self.cached(file, session.settings).filter(|_| downloaded(&path) < file.bytes);
+        let mut may_retry = true;
+        loop {
+            match from_cache.take() {
+                Some(cached) => {
+                    discard(&path)?;
+                    let mut progress = |bytes| report(PullEvent::Progress { done: before + bytes, total });
+                    let placed = place::place(&cached, &path, session.cancel, &mut progress)?;
+                    report(PullEvent::Cached { path: cached, placed });
+                }
+                None => self
+                    .download(file, &path, session, &mut |event| report(pull_event(event, before, total)))?,
+            }
+            report(PullEvent::Verifying);
+            let found = sha256::hash_file(&path, session.cancel)?;
+            match &file.sha256 {
+                Some(expected) if *expected != found => {
+                    discard(&path)?;
+                    let what = if file.path.is_empty() { self.title.clone() } else { file.path.clone() };
+                    let error = Error::Checksum { what, expected: expected.clone(), found };
+                    if !std::mem::take(&mut may_retry) {
+                        return Err(error);
+                    }
+                    report(PullEvent::Discarded { reason: error.to_string() });
+                    continue;
+                }
+                Some(_) => {}
+                // Of configuration files, which are small, the hub publishes no SHA-256.
+                None if is_weights(&file.target) => {
+                    report(PullEvent::Unverified { file: file.target.clone() });
+                }
+                None => {}
+            }
+            File::open(&path).and_then(|file| file.sync_all()).with_path(&path)?;
+            fs::rename(&path, &complete).with_path(&complete)?;
+            discard(&path)?;
+            return Ok(found);
+        }
+    }
+
+    fn download(
+        &self,
+        file: &FileDownload,
+        path: &Path,
+        session: &Session,
+        report: &mut dyn FnMut(crate::download::DownloadEvent),
+    ) -> Result<()> {
+        let identity = self.identity(file);
+        let (url, commit) = match &self.origin {
+            Origin::Hub { repository, commit } => {
+                let hub = &session.settings.hub;
+                let url = format!("{hub}/{repository}/resolve/{commit}/{}", encode_path(&file.path));
+                (url, Some(commit.as_str()))
+            }
+            Origin::Url(url) => (url.clone(), None),
+        };
+        let request = RangedRequest { url: &url, commit, path, size: file.bytes, identity: &identity };
+        // An empty file has nothing to request.
+        if file.bytes == 0 {
+            return File::create(path).map(drop).with_path(path);
+        }
+        session.download_ranged(&request, report).map_err(|error| match &self.origin {
+            Origin::Hub { repository, commit } => explain(session.settings, repository, commit, error),
+            Origin::Url(_) => error,
+        })
+    }
+
+    /// Gives the complete files their names in the store.
+    fn install(&self, store: &Store, part: &Path) -> Result<()> {
+        let rename = |from: &Path, to: &Path| fs::rename(from, to).with_path(to);
+        let Some((folder, _)) = self.files[0].target.split_once('/') else {
+            for file in self.files.iter().rev() {
+                rename(&self.complete_path(part, file), &store.folder().join(&file.target))?;
+            }
+            return self.remove_leftovers(store);
+        };
+        let staged = part.join("folder");
+        fs::create_dir_all(&staged).with_path(&staged)?;
+        for file in &self.files {
+            let name = file.target.rsplit('/').next().unwrap_or_default();
+            rename(&self.complete_path(part, file), &staged.join(name))?;
+        }
+        let target = store.folder().join(folder);
+        if target.exists() {
+            let old = part.join("old");
+            rename(&target, &old)?;
+        }
+        rename(&staged, &target)
+    }
+
+    /// Removes files of an earlier version that this one does not have, such as further parts.
+    fn remove_leftovers(&self, store: &Store) -> Result<()> {
+        let Some(record) = store.read_record(&self.name) else { return Ok(()) };
+        let stale = record.file_records(store).into_iter().filter(|known| {
+            !known.path.contains('/') && self.files.iter().all(|file| file.target != known.path)
+        });
+        for file in stale {
+            crate::download::remove_if_exists(&store.folder().join(&file.path))?;
+        }
+        Ok(())
+    }
+
+    fn model_path(&self, store: &Store) -> PathBuf {
+        store.folder().join(top_level(&self.files[0].target))
+    }
+
+    fn record(&self, files: Vec<FileRecord>, source: String) -> ModelRecord {
+        let (licence, licence_url) = self.licence.clone().unwrap_or_default();
+        ModelRecord {
+            name: self.name.clone(),
+            title: self.title.clone(),
+            source,
+            sha256: files[0].sha256.clone(),
+            bytes: files.iter().map(|file| file.bytes).sum(),
+            licence,
+            licence_url: licence_url.unwrap_or_default(),
+            date: time::now(),
+            request: Some(self.request.clone()),
+            quant: self.quant.clone(),
+            commit: match &self.origin {
+                Origin::Hub { commit, .. } => Some(commit.clone()),
+                Origin::Url(_) => None,
+            },
+            files,
+        }
+    }
+}
+
+fn download_of(file: &RemoteFile, target: String) -> FileDownload {
+    FileDownload { path: file.path.clone(), target, bytes: file.bytes, sha256: file.sha256.clone() }
+}
+
+fn is_weights(target: &str) -> bool {
+    [".gguf", ".safetensors", ".mmproj"].iter().any(|extension| target.ends_with(extension))
+}
+
+/// The first component of a target: the file, or the folder that it is in.
+fn top_level(target: &str) -> &str {
+    target.split('/').next().unwrap_or(target)
+}
+
+impl ModelRecord {
+    /// The files of the model. Paths that do not belong to it, which no pull writes, are left out.
+    pub(crate) fn file_records(&self, store: &Store) -> Vec<FileRecord> {
+        if self.files.is_empty() {
+            let path =
+                store.model_path(&self.name).and_then(|path| Some(path.file_name()?.to_str()?.to_string()));
+            let (bytes, sha256) = (self.bytes, self.sha256.clone());
+            return path.into_iter().map(|path| FileRecord { path, bytes, sha256: sha256.clone() }).collect();
+        }
+        let Some(stem) = file_stem(&self.name) else { return Vec::new() };
+        let is_own = |file: &&FileRecord| {
+            let rest = file.path.strip_prefix(&stem);
+            rest.is_some_and(|rest| match rest.strip_prefix('/') {
+                Some(name) => !name.is_empty() && !name.contains('/') && !name.starts_with('.'),
+                None => {
+                    let part = rest.strip_suffix(".gguf").map(without_part_number);
+                    rest == format!(".{IMAGE_ENCODER}") || part == Some("")
+                }
+            })
+        };
+        self.files.iter().filter(is_own).cloned().collect()
+    }
+}
+
+/// File in the folder of partial downloads that holds their commit.
+const PIN: &str = "pull.json";
+
+#[derive(Deserialize, Serialize)]
+struct Pin {
+    request: String,
+    repository: String,
+    commit: String,
+}
+
+impl Store {
+    fn pin(&self, name: &str) -> Option<Pin> {
+        let text = fs::read(self.path(name, "part")?.join(PIN)).ok()?;
+        serde_json::from_slice(&text).ok()
+    }
+
+    /// What `indrik pull` must be given to resume an interrupted pull of this model.
+    pub fn resume_arguments(&self, name: &str) -> String {
+        let Some(pin) = self.pin(name) else { return name.to_string() };
+        let default = ModelRequest::parse(&pin.request, "").map(|request| request.store_name());
+        match default {
+            Ok(default) if default == name => pin.request,
+            _ => format!("{} --name {name}", pin.request),
+        }
+    }
+
+    /// The commit of an interrupted pull of this model from this repository.
+    pub fn interrupted_commit(&self, name: &str, repository: &Repository) -> Option<String> {
+        let pin = self.pin(name)?;
+        let is_commit = pin.commit.len() == 40 && pin.commit.bytes().all(|byte| byte.is_ascii_hexdigit());
+        (is_commit && pin.repository == repository.to_string()).then_some(pin.commit)
+    }
+
+    /// A pulled model whose files are all there; with `verify`, their checksums are compared as well. `None`
+    /// if the model must be pulled (again).
+    pub fn pulled(
+        &self,
+        name: &str,
+        verify: bool,
+        cancel: &std::sync::atomic::AtomicBool,
+        report: &mut dyn FnMut(PullEvent),
+    ) -> Result<Option<Pulled>> {
+        let Some(record) = self.read_record(name) else { return Ok(None) };
+        let files = record.file_records(self);
+        for file in &files {
+            let path = self.folder().join(&file.path);
+            if !path.exists() {
+                return Ok(None);
+            }
+            let mut intact = file_len(&path) == file.bytes;
+            if intact && verify {
+                report(PullEvent::Verifying);
+                intact = sha256::hash_file(&path, cancel)? == file.sha256;
+            }
+            if !intact {
+                report(PullEvent::Damaged { path });
+                return Ok(None);
+            }
+        }
+        let Some(first) = files.first() else { return Ok(None) };
+        let path = self.folder().join(top_level(&first.path));
+        Ok(Some(Pulled { path, record, already_present: true }))
+    }
+}
