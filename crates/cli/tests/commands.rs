@@ -18,6 +18,8 @@ fn every_command_has_help_with_an_example() {
         &["bench"],
         &["kernels"],
         &["pull"],
+        &["search"],
+        &["import"],
         &["models"],
         &["rm"],
         &["generate"],

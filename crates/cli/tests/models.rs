@@ -172,7 +172,7 @@ fn an_unknown_name_lists_the_known_ones() {
     let output = command(store.path(), &["inspect", "tinny"]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     let text = stderr(&output);
-    assert!(text.contains("known: gemma3:270m") && text.contains("in the store: Tiny-Q8, "), "{text}");
+    assert!(text.contains("`indrik search`") && text.contains("in the store: Tiny-Q8, "), "{text}");
     // Both commands format the number of parameters the same way.
     let list = stdout(&command(store.path(), &["models"]).output().unwrap());
     let line = list.lines().find(|line| line.starts_with("| Tiny-Q8")).unwrap().to_string();

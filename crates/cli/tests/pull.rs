@@ -32,8 +32,17 @@ fn usage_errors_and_unknown_names_have_different_exit_codes() {
     for unknown in ["gemma9:1t", "../../etc/passwd", ""] {
         let output = pull(folder.path(), &[unknown]).output().unwrap();
         assert_eq!(output.status.code(), Some(1));
-        assert!(stderr(&output).contains("known: gemma3:270m, smollm2:135m"), "{}", stderr(&output));
+        let text = stderr(&output);
+        assert!(text.contains("families: gemma3, llama3.1") && text.contains("`indrik search`"), "{text}");
     }
+    for (typed, meant) in
+        [("gema3:27b", "gemma3:27b"), ("lama3.1:8b", "llama3.1:8b"), ("smolm2", "smollm2:135m")]
+    {
+        let output = pull(folder.path(), &[typed]).output().unwrap();
+        assert!(stderr(&output).contains(&format!("did you mean {meant}")), "{}", stderr(&output));
+    }
+    let output = pull(folder.path(), &["gemma3:27b", "--quant", "tiny"]).output().unwrap();
+    assert!(stderr(&output).contains("--quant tiny: not a quantisation"), "{}", stderr(&output));
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing was written");
 }
 

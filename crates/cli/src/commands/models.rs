@@ -53,7 +53,7 @@ struct Facts {
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let store = Store::open_default()?;
-    let rows: Vec<Row> = store.entries()?.into_iter().map(row).collect();
+    let rows: Vec<Row> = store.entries()?.into_iter().map(|entry| row(&store, entry)).collect();
     let total: u64 = rows.iter().map(|row| row.bytes).sum();
     if arguments.json {
         let folder = store.folder().display().to_string();
@@ -64,8 +64,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let folder = printable(store.folder().display());
     if rows.is_empty() {
         output::print(&format!(
-            "No models in {folder} yet.\n\n`indrik pull NAME` downloads one: {}\n",
-            catalogue::names()
+            "No models in {folder} yet.\n\n`indrik pull NAME` downloads one, for instance smollm2:135m; `indrik search` \
+             lists {} of them.\n",
+            catalogue::MODELS.len()
         ))?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -99,7 +100,7 @@ fn cells(row: &Row) -> Vec<String> {
     ]
 }
 
-fn row(entry: StoreEntry) -> Row {
+fn row(store: &Store, entry: StoreEntry) -> Row {
     let (facts, licence, problem) = match &entry.kind {
         EntryKind::Model => {
             let (facts, licence, problem) = describe(&entry.path);
@@ -107,7 +108,8 @@ fn row(entry: StoreEntry) -> Row {
         }
         EntryKind::Incomplete => {
             let advice = format!(
-                "incomplete: `indrik pull {0}` resumes the download, `indrik rm {0}` removes it",
+                "incomplete: `indrik pull {}` resumes the download, `indrik rm {}` removes it",
+                store.resume_arguments(&entry.name),
                 entry.name
             );
             (Facts::default(), None, Some(advice))
@@ -137,7 +139,8 @@ fn size_changed(entry: &StoreEntry) -> Option<String> {
     let record = entry.record.as_ref().filter(|record| record.bytes != now)?;
     Some(format!(
         "it had {} bytes when it was pulled but has {now} now: `indrik pull {}` downloads it again",
-        record.bytes, entry.name
+        record.bytes,
+        record.request.as_deref().unwrap_or(&entry.name)
     ))
 }
 

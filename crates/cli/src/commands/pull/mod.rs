@@ -1,0 +1,309 @@
+//! `indrik pull`: downloads a model by name, from a repository or from an address.
+//!
+//! `choice` picks the quantisation for the memory that `machine` describes, `select` finds the files on the
+//! hub, `progress` reports the download.
+
+mod choice;
+mod machine;
+mod progress;
+mod select;
+
+use std::{path::Path, process::ExitCode, time::Instant};
+
+use clap::Args;
+use gpu::format_bytes;
+use serde_json::{Value, json};
+use store::{
+    Hub, Model, ModelDownload, ModelRequest, PullEvent, PullOptions, Pulled, Quant, Settings, Store,
+    printable,
+};
+
+pub use machine::Machine;
+pub use progress::Reporter;
+use select::Selection;
+
+use crate::output;
+
+/// Download a model by name, from a repository of the hub, or from an address
+#[derive(Args)]
+#[command(after_help = "Example: indrik pull smollm2\n         indrik pull gemma3:27b --dry-run\n         \
+    indrik pull hf.co/ggml-org/gemma-3-4b-it-GGUF:Q8_0\n\n\
+    Without a quantisation, the best one is chosen whose weights fit into this machine's memory next to the KV cache \
+    of an 8k context, and the choice is explained. Models go to INDRIK_MODELS_DIR, or ~/.local/share/indrik/models. An \
+    interrupted pull resumes where it stopped.\n\
+    The hub is HF_ENDPOINT (default: https://huggingface.co), with HF_TOKEN for gated repositories; files in its own \
+    cache (HF_HUB_CACHE) are reused. Three small models also come from the Python package index that pip is \
+    configured for (PIP_INDEX_URL, pip.conf); Python is not needed. HTTPS_PROXY, ALL_PROXY and SSL_CERT_FILE are \
+    respected.")]
+pub struct Arguments {
+    /// NAME[:SIZE][-VARIANT][:QUANT] as listed by `indrik search`, hf.co/OWNER/REPO[:QUANT], or the address of a
+    /// .gguf file
+    #[arg(value_name = "MODEL", required_unless_present = "list")]
+    model: Option<String>,
+    /// Quantisation, such as Q8_0 or Q4_K_M, instead of the best that fits
+    #[arg(long, value_name = "QUANT")]
+    quant: Option<String>,
+    /// Branch, tag or commit of the repository
+    #[arg(long, value_name = "REVISION")]
+    revision: Option<String>,
+    /// Name in the store
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+    /// Also download the image encoder (mmproj), for use with other programs: images are not supported yet
+    #[arg(long)]
+    mmproj: bool,
+    /// Show what would be downloaded; read headers only
+    #[arg(long)]
+    dry_run: bool,
+    /// Ask the hub for a newer version of a model that is already downloaded
+    #[arg(long)]
+    update: bool,
+    /// Verify the checksum of a model that is already downloaded
+    #[arg(long)]
+    verify: bool,
+    /// Device to choose for, by index or part of its name
+    #[arg(short, long, env = "INDRIK_DEVICE")]
+    device: Option<String>,
+    /// List the models that can be pulled, like `indrik search`
+    #[arg(long, conflicts_with_all = ["model", "verify", "quant", "revision", "name", "mmproj", "dry_run", "update"])]
+    list: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let Some(text) = &arguments.model else {
+        return super::search::list(&[], arguments.device.as_deref(), arguments.json);
+    };
+    if Path::new(text).exists() {
+        anyhow::bail!("'{0}' is a local file: `indrik import {0}` adds it to the store", printable(text));
+    }
+    let settings = Settings::from_environment();
+    let mut request = ModelRequest::parse(text, &settings.hub)?;
+    let is_file = matches!(request, ModelRequest::Url(_) | ModelRequest::Repository { file: Some(_), .. });
+    if let Some(quant) = &arguments.quant {
+        if is_file {
+            anyhow::bail!(
+                "--quant: this is the address of one file; give its repository to choose a quantisation"
+            );
+        }
+        request = request.with_quant(parse_quant(quant)?);
+    }
+    if matches!(request, ModelRequest::Url(_)) && (arguments.revision.is_some() || arguments.mmproj) {
+        anyhow::bail!("--revision and --mmproj apply to repositories of the hub only");
+    }
+    let name = arguments.name.clone().unwrap_or_else(|| request.store_name());
+    let store = Store::open_default()?;
+    let control = output::control();
+    let options = PullOptions { settings: &settings, verify: arguments.verify, cancel: &control.cancel };
+    let pull = Pull { arguments, store: &store, options, request: &request, name: &name };
+    let start = Instant::now();
+    let mut reporter = Reporter::new(&name);
+    let result = pull.run(&mut reporter);
+    let verified = reporter.is_verified();
+    drop(reporter);
+    let Some((pulled, choice)) = result? else { return Ok(ExitCode::SUCCESS) };
+    report_result(arguments, &request, &pulled, verified, choice, start.elapsed().as_secs_f64())
+}
+
+fn parse_quant(text: &str) -> anyhow::Result<Quant> {
+    Quant::parse(text).ok_or_else(|| {
+        anyhow::anyhow!(
+            "--quant {}: not a quantisation; write for instance Q8_0, Q4_K_M or Q4_0",
+            printable(text)
+        )
+    })
+}
+
+/// A running pull.
+struct Pull<'a> {
+    arguments: &'a Arguments,
+    store: &'a Store,
+    options: PullOptions<'a>,
+    request: &'a ModelRequest,
+    name: &'a str,
+}
+
+impl Pull<'_> {
+    /// The pulled model, and how it was chosen; `None` for a dry run, which has been reported.
+    fn run(&self, reporter: &mut Reporter) -> anyhow::Result<Option<(Pulled, Value)>> {
+        if let ModelRequest::Catalogue { model, qat: false, quant: None } = self.request
+            && self.uses_pinned(model)
+        {
+            return self.pull_pinned(model, reporter);
+        }
+        if let Some(pulled) = self.already_pulled(reporter)? {
+            return Ok(Some((pulled, Value::Null)));
+        }
+        match self.request {
+            ModelRequest::Url(url) => self.pull_url(url, reporter),
+            _ => self.pull_repository(reporter),
+        }
+    }
+
+    /// The model as an earlier pull of the same request left it. The hub is not asked.
+    fn already_pulled(&self, reporter: &mut Reporter) -> anyhow::Result<Option<Pulled>> {
+        if self.arguments.update || self.arguments.dry_run || self.arguments.revision.is_some() {
+            return Ok(None);
+        }
+        let requested = self.request.to_string();
+        let same = |pulled: &Pulled| pulled.record.request.as_ref() == Some(&requested);
+        let report = &mut |event: PullEvent| reporter.report(event);
+        let (verify, cancel) = (self.options.verify, self.options.cancel);
+        Ok(self.store.pulled(self.name, verify, cancel, report)?.filter(same))
+    }
+
+    /// Whether the file with the pinned checksum is meant: nothing else was requested.
+    fn uses_pinned(&self, model: &Model) -> bool {
+        let arguments = self.arguments;
+        model.pinned.is_some()
+            && arguments.revision.is_none()
+            && arguments.name.is_none()
+            && !arguments.mmproj
+    }
+
+    fn pull_pinned(&self, model: &Model, reporter: &mut Reporter) -> anyhow::Result<Option<(Pulled, Value)>> {
+        let Some(pinned) = &model.pinned else { anyhow::bail!("{} has no pinned file", model.name) };
+        if self.arguments.dry_run {
+            let (quant, bytes) = (pinned.quant, pinned.bytes);
+            if self.arguments.json {
+                output::print_json(&json!({
+                    "name": model.name, "title": model.title, "quant": quant, "bytes": bytes,
+                    "sha256": pinned.sha256, "licence": model.licence.name, "licence_url": model.licence.url,
+                }))?;
+            } else {
+                let size = format_bytes(bytes);
+                output::print(&format!(
+                    "{}: {}, {quant}, {size}, pinned checksum\n",
+                    model.name, model.title
+                ))?;
+            }
+            return Ok(None);
+        }
+        note!("{}: {}, {}, {}", model.name, model.title, pinned.quant, format_bytes(pinned.bytes));
+        let report = &mut |event: PullEvent| reporter.report(event);
+        let pulled = store::pull_pinned(self.store, model, pinned, &self.options, report)?;
+        Ok(Some((pulled, Value::Null)))
+    }
+
+    fn pull_url(&self, url: &str, reporter: &mut Reporter) -> anyhow::Result<Option<(Pulled, Value)>> {
+        let hub = Hub::new(self.options.settings, self.options.cancel)?;
+        let machine = Machine::detect(self.arguments.device.as_deref())?;
+        let selection = select::from_url(&hub, url, &machine)?;
+        let bytes = selection.bytes();
+        let download = ModelDownload::of_url(self.request, self.name, url, bytes)?;
+        self.download(&download, &selection, &machine, reporter)
+    }
+
+    fn pull_repository(&self, reporter: &mut Reporter) -> anyhow::Result<Option<(Pulled, Value)>> {
+        let hub = Hub::new(self.options.settings, self.options.cancel)?;
+        let machine = Machine::detect(self.arguments.device.as_deref())?;
+        let query = select::Query {
+            request: self.request,
+            revision: self.arguments.revision.as_deref(),
+            store: self.store,
+            name: self.name,
+        };
+        let selection = select::from_hub(&hub, &query, &machine, &mut |event| reporter.report(event))?;
+        let mut download = match &selection {
+            Selection::Gguf { listing, variant, image_encoders, .. } => {
+                let encoder = match (self.arguments.mmproj, image_encoders.first()) {
+                    (true, None) => anyhow::bail!("{} has no image encoder (mmproj)", listing.repository),
+                    (wanted, encoder) => encoder.filter(|_| wanted),
+                };
+                ModelDownload::of_variant(self.request, self.name, listing, variant, encoder)?
+            }
+            Selection::Folder { listing, .. } => ModelDownload::of_folder(self.request, self.name, listing)?,
+            Selection::Url { .. } => anyhow::bail!("not a repository"),
+        };
+        if let ModelRequest::Catalogue { model, .. } = self.request {
+            download.title = model.title.to_string();
+            download.licence = Some((model.licence.name.to_string(), Some(model.licence.url.to_string())));
+        }
+        self.download(&download, &selection, &machine, reporter)
+    }
+
+    /// Explains the choice, checks the disk, and downloads unless this is a dry run.
+    fn download(
+        &self,
+        download: &ModelDownload,
+        selection: &Selection,
+        machine: &Machine,
+        reporter: &mut Reporter,
+    ) -> anyhow::Result<Option<(Pulled, Value)>> {
+        let choice = selection.to_json(machine);
+        let explanation = format!(
+            "{}: {}, {} on {}, which has {} for models\n\n{}",
+            self.name,
+            printable(&download.title),
+            format_bytes(download.bytes()),
+            machine.name,
+            format_bytes(machine.usable()),
+            selection.explanation(),
+        );
+        let disk = download.check_disk_space(self.store, self.options.settings);
+        if self.arguments.dry_run {
+            if self.arguments.json {
+                let problem = disk.err().map(|error| error.to_string());
+                output::print_json(&json!({
+                    "name": self.name, "title": download.title, "bytes": download.bytes(), "quant": download.quant,
+                    "choice": choice, "problem": problem,
+                }))?;
+            } else {
+                output::print(&explanation)?;
+                disk?;
+            }
+            return Ok(None);
+        }
+        disk?;
+        note!("{explanation}");
+        let report = &mut |event: PullEvent| reporter.report(event);
+        let pulled = download.pull(self.store, &self.options, report)?;
+        Ok(Some((pulled, choice)))
+    }
+}
+
+fn report_result(
+    arguments: &Arguments,
+    request: &ModelRequest,
+    pulled: &Pulled,
+    verified: bool,
+    choice: Value,
+    seconds: f64,
+) -> anyhow::Result<ExitCode> {
+    let Pulled { path, record, already_present } = pulled;
+    if arguments.json {
+        let mut value = serde_json::to_value(record)?;
+        value["path"] = json!(path);
+        value["already_present"] = json!(already_present);
+        value["seconds"] = json!(seconds);
+        value["verified"] = json!(verified && (!already_present || arguments.verify));
+        value["choice"] = choice;
+        output::print_json(&value)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let outcome = match (already_present, arguments.verify) {
+        (false, _) => {
+            let check = if verified { "checksum verified" } else { "no checksum published, size verified" };
+            format!("pulled in {seconds:.1} s, {check}")
+        }
+        (true, true) => "already downloaded, checksum verified".to_string(),
+        (true, false) => format!("already downloaded on {}", printable(&record.date)),
+    };
+    let chat = match request {
+        ModelRequest::Catalogue { model, .. } => model.chat,
+        _ => true,
+    };
+    output::print(&format!(
+        "{}: {}, {outcome}\n{}\n\nNext: {}\n",
+        printable(&record.name),
+        format_bytes(record.bytes),
+        printable(path.display()),
+        match chat {
+            true => format!("indrik chat -m {}", printable(&record.name)),
+            false => format!("indrik generate -m {} -p \"…\"", printable(&record.name)),
+        }
+    ))?;
+    Ok(ExitCode::SUCCESS)
+}
