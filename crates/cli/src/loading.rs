@@ -4,7 +4,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use clap::{Args, ValueEnum};
 use gpu::format_bytes;
-use indrik::{Control, KvScheme, LoadHooks, LoadProgress, Model, ModelFiles, Options};
+use indrik::{
+    Control, KvScheme, LoadHooks, LoadProgress, LoadReport, Model, ModelFiles, Options, Preparation, Sampling,
+};
 use model::TuningReport;
 use serde::Deserialize;
 
@@ -16,6 +18,13 @@ pub struct ModelArguments {
     /// GGUF file, Hugging Face folder, file written by `indrik quantize`, or name in the local store
     #[arg(short, long, value_name = "MODEL")]
     pub model: String,
+    #[command(flatten)]
+    pub load: LoadArguments,
+}
+
+/// How to run a model.
+#[derive(Args, Clone)]
+pub struct LoadArguments {
     /// Prefill chunk size in tokens (default: 512; up to 2048 with matrix units and enough memory; 64 on a
     /// CPU driver)
     #[arg(long, alias = "chunk", value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=4096))]
@@ -73,18 +82,31 @@ impl ModelArguments {
     /// Load options for one sequence.
     pub fn options(&self) -> Options {
         Options {
-            device: self.device.clone(),
-            prefill_chunk: self.prefill_chunk,
-            kv_scheme: self.kv.map(KvScheme::from),
-            reproducible: self.reproducible,
+            device: self.load.device.clone(),
+            prefill_chunk: self.load.prefill_chunk,
+            kv_scheme: self.load.kv.map(KvScheme::from),
+            reproducible: self.load.reproducible,
             ..Options::default()
         }
     }
 
-    /// Loads the model for one sequence of `context_length` tokens, with progress on the terminal. Ctrl-C
-    /// cancels.
-    pub fn load(&self, files: &ModelFiles, context_length: u32) -> anyhow::Result<Model> {
-        load(files, Options { context_length: Some(context_length), ..self.options() })
+    /// Loads the model for one sequence of `context_length` tokens and records the programs for a prompt of
+    /// `prompt_tokens` tokens, with progress on the terminal. Ctrl-C cancels.
+    pub fn load(
+        &self,
+        files: &ModelFiles,
+        context_length: u32,
+        prompt_tokens: usize,
+        sampling: &Sampling,
+    ) -> anyhow::Result<Model> {
+        let model = load(files, Options { context_length: Some(context_length), ..self.options() })?;
+        let progress = Terminal::default();
+        let prepared = model.prepare(prompt_tokens, sampling, &|stage| progress.show(stage))?;
+        drop(progress);
+        if let Some(text) = first_start(model.load_report(), &prepared) {
+            note!("{text}");
+        }
+        Ok(model)
     }
 }
 
@@ -97,6 +119,34 @@ pub fn load(files: &ModelFiles, options: Options) -> anyhow::Result<Model> {
         reload_control: Arc::new(Control::default()),
     };
     Ok(files.load_with(options, hooks)?)
+}
+
+/// Set-up that only the first start does is worth a line from this many seconds on.
+const NOTABLE_SECONDS: f64 = 2.0;
+
+/// What a first start took, and how long the next one will take.
+fn first_start(report: &LoadReport, prepared: &Preparation) -> Option<String> {
+    first_start_text(report.seconds, report.tuned.seconds, prepared)
+}
+
+fn first_start_text(loading: f64, tuning: f64, prepared: &Preparation) -> Option<String> {
+    let compiling = if prepared.compiled > 0 { prepared.time.pipelines.as_secs_f64() } else { 0.0 };
+    if tuning + compiling < NOTABLE_SECONDS {
+        return None;
+    }
+    let mut stages = vec![format!("loading {loading:.1} s")];
+    if tuning > 0.0 {
+        stages.push(format!("tuning {tuning:.1} s"));
+    }
+    if compiling > 0.0 {
+        stages.push(format!("compiling {} kernels {compiling:.1} s", prepared.compiled));
+    }
+    let next = loading + prepared.time.recording.as_secs_f64();
+    let total = next + tuning + compiling;
+    let stages = stages.join(", ");
+    Some(format!(
+        "First start of this model on this GPU: {total:.1} s ({stages}). The next takes about {next:.1} s."
+    ))
 }
 
 /// Tunes a model that was loaded without the library, with progress on the terminal.
@@ -145,6 +195,41 @@ pub fn describe(stage: LoadProgress<'_>) -> String {
             bytes_per_second / 1e9
         ),
         LoadProgress::Tuning { products } => format!("tuning {products} matrix products for this GPU"),
+        LoadProgress::Compiling { done, total } => {
+            format!("compiling kernels for this GPU, {done} of {total}")
+        }
         _ => "tuning for this GPU".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_first_start_says_what_took_how_long_and_what_the_next_will_take() {
+        let preparation = |compiled, pipelines| Preparation {
+            compiled,
+            time: model::SetupTime {
+                pipelines: Duration::from_secs_f64(pipelines),
+                recording: Duration::from_millis(100),
+            },
+        };
+        let text = |tuning, preparation| first_start_text(2.1, tuning, &preparation);
+        assert_eq!(
+            text(2.5, preparation(40, 7.7)).unwrap(),
+            "First start of this model on this GPU: 12.4 s (loading 2.1 s, tuning 2.5 s, compiling 40 kernels 7.7 s). \
+             The next takes about 2.2 s."
+        );
+        assert_eq!(
+            text(0.0, preparation(3, 2.0)).unwrap(),
+            "First start of this model on this GPU: 4.2 s (loading 2.1 s, compiling 3 kernels 2.0 s). The next takes \
+             about 2.2 s."
+        );
+        // Loaded from the pipeline cache, however slowly; or done in no time.
+        assert_eq!(text(0.0, preparation(0, 30.0)), None);
+        assert_eq!(text(0.3, preparation(40, 1.0)), None);
     }
 }

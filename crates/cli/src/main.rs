@@ -8,6 +8,7 @@ mod output;
 mod commands;
 mod loading;
 mod logging;
+mod pick;
 mod sampling;
 mod speed;
 
@@ -20,7 +21,8 @@ use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 #[command(
     name = "indrik",
     version,
-    after_help = "Start with `indrik doctor`: it checks this machine and suggests fixes.\n\
+    after_help = "Example: indrik run smollm2\n\n\
+                  Start with `indrik doctor`: it checks this machine and suggests fixes.\n\
                   INDRIK_DEVICE selects the device, INDRIK_LOG=debug prints debug logs."
 )]
 struct Arguments {
@@ -30,6 +32,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
+    Run(commands::run::Arguments),
     Generate(commands::generate::Arguments),
     Chat(commands::chat::Arguments),
     Serve(Box<commands::serve::Arguments>),
@@ -67,6 +70,7 @@ fn main() -> ExitCode {
 
 fn run(command: Command, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     match command {
+        Command::Run(arguments) => commands::run::run(&arguments),
         Command::Generate(arguments) => commands::generate::run(&arguments),
         Command::Chat(arguments) => commands::chat::run(&arguments),
         Command::Serve(arguments) => {

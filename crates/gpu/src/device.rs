@@ -144,6 +144,11 @@ impl Device {
         self.pipelines.get_or_create(&self.inner, shader, constants.values(), subgroup)
     }
 
+    /// Number of pipelines that [`Device::compile`] has yet to compile, for showing its progress.
+    pub fn pipelines_pending(&self) -> u64 {
+        self.inner.counters.pipelines_pending.load(std::sync::atomic::Ordering::Relaxed)
+    }
+
     /// Compiles pipelines that are not compiled yet, in parallel on all cores. Sealing a program compiles
     /// that program's pipelines; call this first to compile those of several programs together.
     pub fn compile(&self, pipelines: &[Pipeline]) -> Result<()> {

@@ -53,6 +53,7 @@ pub(crate) struct AtomicCounters {
     pub barriers: AtomicU64,
     pub pipelines: AtomicU64,
     pub pipelines_from_cache: AtomicU64,
+    pub pipelines_pending: AtomicU64,
     pub submissions: AtomicU64,
 }
 

@@ -8,7 +8,7 @@ use std::{
     collections::HashMap,
     sync::{
         Arc, Mutex, OnceLock, PoisonError, Weak,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
 };
 
@@ -90,11 +90,13 @@ pub(crate) fn compile_all(pipelines: &[Pipeline]) -> Result<()> {
             pending.push(inner);
         }
     }
+    let waiting = Pending::new(&pending);
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let next = AtomicUsize::new(0);
     let work = || {
         while let Some(inner) = pending.get(next.fetch_add(1, Ordering::Relaxed)) {
             inner.raw()?;
+            waiting.done();
         }
         Ok(())
     };
@@ -107,6 +109,34 @@ pub(crate) fn compile_all(pipelines: &[Pipeline]) -> Result<()> {
             result.and(other)
         })
     })
+}
+
+/// Counts the pipelines of one call of [`compile_all`] as pending until they are compiled, or it fails.
+struct Pending<'a> {
+    counter: Option<&'a AtomicU64>,
+    left: AtomicU64,
+}
+
+impl<'a> Pending<'a> {
+    fn new(pipelines: &[&'a PipelineInner]) -> Self {
+        // All pipelines of a call belong to one device.
+        let counter = pipelines.first().map(|inner| &inner.device.counters.pipelines_pending);
+        let left = pipelines.len() as u64;
+        counter.inspect(|counter| _ = counter.fetch_add(left, Ordering::Relaxed));
+        Self { counter, left: AtomicU64::new(left) }
+    }
+
+    fn done(&self) {
+        self.left.fetch_sub(1, Ordering::Relaxed);
+        self.counter.inspect(|counter| _ = counter.fetch_sub(1, Ordering::Relaxed));
+    }
+}
+
+impl Drop for Pending<'_> {
+    fn drop(&mut self) {
+        let left = *self.left.get_mut();
+        self.counter.inspect(|counter| _ = counter.fetch_sub(left, Ordering::Relaxed));
+    }
 }
 
 impl Pipeline {

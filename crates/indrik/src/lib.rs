@@ -58,7 +58,7 @@ pub use generate::{
 };
 pub use load::{LoadHooks, LoadProgress, LoadReport, Options, tune};
 pub use memory::{device_memory, memory_on};
-pub use model::Model;
+pub use model::{Model, Preparation};
 pub use sampling::{random_seed, recommended_sampling};
 pub use serve::{bind, router, serve};
 

@@ -16,8 +16,8 @@ use weights::{blueprint::Blueprint, plan, stream, stream::Control};
 
 use crate::{DeviceSelector, Error, Model, ModelFiles, Result, memory::device_memory};
 
-/// Interval of [`LoadProgress::Weights`] reports.
-const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
+/// Interval of reports while weights are read and while pipelines are compiled.
+pub(crate) const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Delays between attempts to reopen a lost device: a driver takes a moment to reset a GPU.
 const RELOAD_DELAYS: [Duration; 3] =
@@ -97,6 +97,13 @@ pub enum LoadProgress<'a> {
         products: usize,
         /// The result.
         tuned: &'a TuningReport,
+    },
+    /// Pipelines are being compiled, or loaded from the pipeline cache. Reported every 50 ms.
+    Compiling {
+        /// Pipelines done.
+        done: u64,
+        /// Pipelines to compile.
+        total: u64,
     },
     /// Tuning failed; the model runs with the default kernels.
     TuningFailed {
@@ -226,7 +233,7 @@ fn load_weights(
 }
 
 /// Sets a flag when dropped, including during a panic, so that a thread watching the flag ends.
-struct SetOnDrop<'a>(&'a AtomicBool);
+pub(crate) struct SetOnDrop<'a>(pub &'a AtomicBool);
 
 impl Drop for SetOnDrop<'_> {
     fn drop(&mut self) {

@@ -1,13 +1,17 @@
 //! A loaded model.
 
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::{
+    Arc, OnceLock, PoisonError, RwLock,
+    atomic::{AtomicBool, Ordering},
+};
 
 use engine::{Capacity, Engine, GpuBackend};
 use model::{Runner, language::Language};
 
 use crate::{
-    Chat, Error, GenerateOptions, Generation, LoadReport, ModelFiles, Options, Prompt, Result,
+    Chat, Error, GenerateOptions, Generation, LoadProgress, LoadReport, ModelFiles, Options, Prompt, Result,
     backend::SharedBackend,
+    load::{PROGRESS_INTERVAL, SetOnDrop},
 };
 
 /// A model in device memory, ready to run. Cheap to clone; clones share weights, KV cache and engine.
@@ -145,13 +149,60 @@ impl Model {
 
     /// Records the GPU programs that a server keeps reusing: decode steps of every batch size and prompts of
     /// every length, both greedy and with the recommended sampling. Saves the pipeline cache.
-    pub fn prepare_serving(&self) -> Result<()> {
+    pub fn prepare_serving(&self, progress: &(dyn Fn(LoadProgress<'_>) + Sync)) -> Result<Preparation> {
         let samplings = [model::Sampling::default(), self.files().recommended_sampling()];
+        self.prepare_with(progress, |runner| runner.prepare_serving(&samplings))
+    }
+
+    /// Records the GPU programs for a prompt of `prompt_tokens` tokens and its completion. Programs for prompts
+    /// of other lengths are recorded when they are needed. Saves the pipeline cache.
+    pub fn prepare(
+        &self,
+        prompt_tokens: usize,
+        sampling: &model::Sampling,
+        progress: &(dyn Fn(LoadProgress<'_>) + Sync),
+    ) -> Result<Preparation> {
+        self.prepare_with(progress, |runner| runner.prepare(prompt_tokens, sampling))
+    }
+
+    fn prepare_with(
+        &self,
+        progress: &(dyn Fn(LoadProgress<'_>) + Sync),
+        work: impl FnOnce(&mut Runner) -> model::Result<()>,
+    ) -> Result<Preparation> {
         self.with_runner(|runner| {
-            runner.prepare_serving(&samplings)?;
+            let device = runner.model().device.clone();
+            let (before, setup_before) = (device.counters(), runner.setup_time());
+            let done = AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    while !done.load(Ordering::Relaxed) {
+                        let pending = device.pipelines_pending();
+                        if pending > 0 {
+                            let done = device.counters().pipelines - before.pipelines;
+                            progress(LoadProgress::Compiling { done, total: done + pending });
+                        }
+                        std::thread::sleep(PROGRESS_INTERVAL);
+                    }
+                });
+                let _done = SetOnDrop(&done);
+                work(runner)
+            })?;
             // Saved now rather than at exit, which a killed process never reaches.
-            runner.model().device.save_cache();
-            Ok(())
+            device.save_cache();
+            let after = device.counters();
+            let loaded = after.pipelines_from_cache - before.pipelines_from_cache;
+            let compiled = after.pipelines - before.pipelines - loaded;
+            Ok(Preparation { compiled, time: runner.setup_time() - setup_before })
         })
     }
+}
+
+/// What preparing programs took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Preparation {
+    /// Pipelines that the driver compiled, because the pipeline cache did not have them.
+    pub compiled: u64,
+    /// Time for pipelines and for recording.
+    pub time: model::SetupTime,
 }

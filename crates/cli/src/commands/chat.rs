@@ -9,19 +9,36 @@ use clap::Args;
 use indrik::{Chat, ChatReply, FinishReason, Model, ReplyEvent, Timings};
 use rustyline::{DefaultEditor, error::ReadlineError};
 
-use crate::{loading::ModelArguments, output, sampling::SamplingArguments, speed::Speed};
+use crate::{
+    loading::{LoadArguments, ModelArguments},
+    output,
+    pick::pick_model,
+    sampling::SamplingArguments,
+    speed::Speed,
+};
 
 /// Chat with a model in the terminal, in the model's own chat format
 #[derive(Args)]
-#[command(after_help = "Examples: indrik chat -m smollm2\n          \
+#[command(after_help = "Examples: indrik chat\n          indrik chat -m smollm2\n          \
                         indrik chat -m smollm2 -p \"What is the capital of France?\"\n\n\
                         In the chat: /help lists the commands, Ctrl-C cancels a reply, Ctrl-D quits.")]
 pub struct Arguments {
+    /// GGUF file, Hugging Face folder, file written by `indrik quantize`, or name in the local store (default:
+    /// choose from the store)
+    #[arg(short, long, value_name = "MODEL")]
+    model: Option<String>,
     #[command(flatten)]
-    model: ModelArguments,
+    chat: ChatArguments,
+}
+
+/// How to chat; shared with `indrik run`.
+#[derive(Args)]
+pub struct ChatArguments {
+    #[command(flatten)]
+    pub load: LoadArguments,
     /// Send this message, print the reply and exit
     #[arg(short, long, value_name = "TEXT", value_parser = message)]
-    prompt: Option<String>,
+    pub prompt: Option<String>,
     /// System message
     #[arg(short, long, value_name = "TEXT")]
     system: Option<String>,
@@ -51,8 +68,26 @@ const NO_TEMPLATE: &str =
 /// How often Ctrl-C is checked and the progress line updated while nothing is generated.
 const POLL: Duration = Duration::from_millis(50);
 
+/// Assumed length of the first message, with its template. Programs for prompts of another length are recorded
+/// when they are needed.
+const FIRST_PROMPT_TOKENS: usize = 32;
+
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let files = arguments.model.open()?;
+    let model = match &arguments.model {
+        Some(model) => model.clone(),
+        None => match pick_model()? {
+            Some(model) => model,
+            None => return Ok(ExitCode::SUCCESS),
+        },
+    };
+    chat(&model, &arguments.chat)
+}
+
+/// Chats with a model, given as `-m` takes it.
+pub fn chat(model: &str, arguments: &ChatArguments) -> anyhow::Result<ExitCode> {
+    let name = display_name(model);
+    let model = ModelArguments { model: model.to_string(), load: arguments.load.clone() };
+    let files = model.open()?;
     let language = files.language()?;
     language.template.as_ref().context(NO_TEMPLATE)?;
     let sampling = arguments.sampling.sampling(&files.recommended_sampling());
@@ -61,9 +96,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         Some(context) => files.check_context_length(context as usize)?,
         None => files.default_context_length(),
     };
-    let model = arguments.model.load(&files, context_length)?;
+    let model = model.load(&files, context_length, FIRST_PROMPT_TOKENS, &sampling)?;
     let commands = if arguments.prompt.is_some() { "" } else { " /help lists the commands." };
-    let name = display_name(&arguments.model.model);
     note!("{name} on {}, context length {context_length}.{commands}", model.load_report().device.name);
     if !language.own_template {
         note!("This model has no chat template and may not be trained to chat; using its family's template.");

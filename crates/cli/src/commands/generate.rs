@@ -79,7 +79,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         None => files.check_context_length(prompt.len() + arguments.n as usize - 1)?,
     };
 
-    let model = arguments.model.load(&files, context_length)?;
+    let model = arguments.model.load(&files, context_length, prompt.len(), &sampling)?;
     let options = GenerateOptions {
         max_tokens: Some(arguments.n),
         sampling: sampling.clone(),

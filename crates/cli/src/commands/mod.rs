@@ -13,5 +13,6 @@ pub mod models;
 pub mod pull;
 pub mod quantize;
 pub mod rm;
+pub mod run;
 pub mod search;
 pub mod serve;

@@ -10,6 +10,7 @@ mod select;
 
 use std::{path::Path, process::ExitCode, time::Instant};
 
+use anyhow::Context;
 use clap::Args;
 use gpu::format_bytes;
 use serde_json::{Value, json};
@@ -25,7 +26,7 @@ use select::Selection;
 use crate::output;
 
 /// Download a model by name, from a repository of the hub, or from an address
-#[derive(Args)]
+#[derive(Args, Default)]
 #[command(after_help = "Example: indrik pull smollm2\n         indrik pull gemma3:27b --dry-run\n         \
     indrik pull hf.co/ggml-org/gemma-3-4b-it-GGUF:Q8_0\n\n\
     Without a quantisation, the best one is chosen whose weights fit into this machine's memory next to the KV cache \
@@ -76,6 +77,35 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let Some(text) = &arguments.model else {
         return super::search::list(&[], arguments.device.as_deref(), arguments.json);
     };
+    match execute(arguments, text)? {
+        Some(outcome) => report_result(arguments, &outcome),
+        None => Ok(ExitCode::SUCCESS),
+    }
+}
+
+/// Pulls a model to use it at once, with progress on standard error. Returns its name in the store.
+pub fn pull_for_use(model: &str, device: Option<&str>) -> anyhow::Result<String> {
+    let arguments = Arguments { device: device.map(str::to_string), ..Arguments::default() };
+    let outcome = execute(&arguments, model)?.context("the model was not pulled")?;
+    let (size, seconds) = (format_bytes(outcome.pulled.record.bytes), outcome.seconds);
+    let name = outcome.pulled.record.name;
+    note!("{}: {size}, pulled in {seconds:.1} s.", printable(&name));
+    Ok(name)
+}
+
+/// A pulled model.
+struct Outcome {
+    request: ModelRequest,
+    pulled: Pulled,
+    /// Whether its checksum was compared.
+    verified: bool,
+    /// How the quantisation was chosen.
+    choice: Value,
+    seconds: f64,
+}
+
+/// Pulls a model; `None` for a dry run, which has been reported.
+fn execute(arguments: &Arguments, text: &str) -> anyhow::Result<Option<Outcome>> {
     if Path::new(text).exists() {
         anyhow::bail!("'{0}' is a local file: `indrik import {0}` adds it to the store", printable(text));
     }
@@ -103,8 +133,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let result = pull.run(&mut reporter);
     let verified = reporter.is_verified();
     drop(reporter);
-    let Some((pulled, choice)) = result? else { return Ok(ExitCode::SUCCESS) };
-    report_result(arguments, &request, &pulled, verified, choice, start.elapsed().as_secs_f64())
+    let Some((pulled, choice)) = result? else { return Ok(None) };
+    let seconds = start.elapsed().as_secs_f64();
+    Ok(Some(Outcome { request, pulled, verified, choice, seconds }))
 }
 
 fn parse_quant(text: &str) -> anyhow::Result<Quant> {
@@ -264,28 +295,22 @@ impl Pull<'_> {
     }
 }
 
-fn report_result(
-    arguments: &Arguments,
-    request: &ModelRequest,
-    pulled: &Pulled,
-    verified: bool,
-    choice: Value,
-    seconds: f64,
-) -> anyhow::Result<ExitCode> {
+fn report_result(arguments: &Arguments, outcome: &Outcome) -> anyhow::Result<ExitCode> {
+    let Outcome { request, pulled, verified, choice, seconds } = outcome;
     let Pulled { path, record, already_present } = pulled;
     if arguments.json {
         let mut value = serde_json::to_value(record)?;
         value["path"] = json!(path);
         value["already_present"] = json!(already_present);
         value["seconds"] = json!(seconds);
-        value["verified"] = json!(verified && (!already_present || arguments.verify));
-        value["choice"] = choice;
+        value["verified"] = json!(*verified && (!already_present || arguments.verify));
+        value["choice"] = choice.clone();
         output::print_json(&value)?;
         return Ok(ExitCode::SUCCESS);
     }
     let outcome = match (already_present, arguments.verify) {
         (false, _) => {
-            let check = if verified { "checksum verified" } else { "no checksum published, size verified" };
+            let check = if *verified { "checksum verified" } else { "no checksum published, size verified" };
             format!("pulled in {seconds:.1} s, {check}")
         }
         (true, true) => "already downloaded, checksum verified".to_string(),

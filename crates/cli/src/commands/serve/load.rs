@@ -72,18 +72,16 @@ fn load(
         control: control.clone(),
         reload_control: reload_control.clone(),
     };
+    let report = hooks.progress;
     let model = files.load_with(options, hooks)?;
-    drop(terminal);
     startup.slot.set_stage("programs are being recorded for this GPU");
-    let mut progress = output::Progress::new();
-    progress.show("recording programs for this GPU");
-    model.prepare_serving()?;
+    model.prepare_serving(report)?;
+    drop(terminal);
     startup.slot.set_stage("memory bandwidth is being measured");
     model.with_runner(|runner| {
         startup.roofline.measure(&runner.model().device);
         Ok(())
     })?;
-    drop(progress);
     let model_lines = summary::model_lines(&model);
     let report = summary::ReadyReport::new(&model, &startup.id, &startup.url);
     let engine = model.engine()?;

@@ -24,7 +24,7 @@ use indrik::{ModelFiles, Options};
 use server::{EngineSlot, Server};
 
 use crate::{
-    loading::ModelArguments,
+    loading::{LoadArguments, ModelArguments},
     logging::{self, announce},
 };
 use controls::Controls;
@@ -96,10 +96,12 @@ fn model_arguments(settings: &Settings) -> anyhow::Result<ModelArguments> {
     )?;
     Ok(ModelArguments {
         model,
-        prefill_chunk: settings.prefill_chunk.map(|chunk| chunk.get()),
-        kv: settings.kv,
-        reproducible: settings.reproducible,
-        device: settings.device.clone(),
+        load: LoadArguments {
+            prefill_chunk: settings.prefill_chunk.map(|chunk| chunk.get()),
+            kv: settings.kv,
+            reproducible: settings.reproducible,
+            device: settings.device.clone(),
+        },
     })
 }
 
