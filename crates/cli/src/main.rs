@@ -48,6 +48,8 @@ enum Command {
     Quantize(commands::quantize::Arguments),
     Bench(commands::bench::Arguments),
     Kernels(commands::kernels::Arguments),
+    Completions(commands::completions::Arguments),
+    Man(commands::man::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -90,5 +92,7 @@ fn run(command: Command, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         Command::Quantize(arguments) => commands::quantize::run(&arguments),
         Command::Bench(arguments) => commands::bench::run(&arguments),
         Command::Kernels(arguments) => commands::kernels::run(&arguments),
+        Command::Completions(arguments) => commands::completions::run(&arguments, Arguments::command()),
+        Command::Man(arguments) => commands::man::run(&arguments, Arguments::command()),
     }
 }

@@ -2,6 +2,7 @@
 
 pub mod bench;
 pub mod chat;
+pub mod completions;
 pub mod devices;
 pub mod doctor;
 pub mod eval;
@@ -9,6 +10,7 @@ pub mod generate;
 pub mod import;
 pub mod inspect;
 pub mod kernels;
+pub mod man;
 pub mod models;
 pub mod pull;
 pub mod quantize;
