@@ -6,7 +6,7 @@ set -euo pipefail
 usage="usage: scripts/rdna3.sh PATH-TO-INDRIK OUTPUT-FOLDER"
 indrik=${1:?$usage}
 out=${2:?$usage}
-icd=$(ls /usr/share/vulkan/icd.d/radeon_icd*.json /usr/local/share/vulkan/icd.d/radeon_icd*.json 2>/dev/null | grep -vE 'i[36]86' | head -n 1) || true
+icd=$(for dir in /usr/share /usr/local/share; do compgen -G "$dir/vulkan/icd.d/radeon_icd*.json"; done | grep -vE 'i[36]86' | head -n 1) || true
 [ -n "$icd" ] || { echo "rdna3: Mesa's RADV is not installed: scripts/setup.sh installs it" >&2; exit 1; }
 temporary=$(mktemp -d)
 trap 'rm -rf "$temporary"' EXIT

@@ -1,19 +1,25 @@
 #!/usr/bin/env bash
 # Installs Indrik's dependencies other than Rust: the Vulkan loader, Mesa's Vulkan drivers, the Khronos validation layer
-# and a C++ compiler. Installs only what is missing, so a second run takes a fraction of a second.
+# and a C++ compiler. Installs only what is missing, so a second run takes a fraction of a second. Where it cannot install
+# (no root and no sudo, or a package manager it does not drive), it prints the exact commands.
 #
 #   scripts/setup.sh            install missing dependencies
 #   scripts/setup.sh --check    only list missing dependencies; exit 1 if there are any
+#   scripts/setup.sh --print    print the commands that would install them; exit 1 if there are any
+#
+# Run on Debian 12 and Ubuntu 24.04. Package names for Fedora, Arch, openSUSE and Alpine were checked against the
+# distributions' own package sources.
 set -euo pipefail
 
 say() { printf 'setup: %s\n' "$*"; }
 die() { printf 'setup: error: %s\n' "$*" >&2; exit 1; }
 
-check_only=false
+mode=install
 case "${1:-}" in
   "") ;;
-  --check) check_only=true ;;
-  -h | --help) sed -n '2,6s/^# \{0,1\}//p' "$0"; exit 0 ;;
+  --check) mode=check ;;
+  --print) mode=print ;;
+  -h | --help) sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 0 ;;
   *) echo "setup: unknown option '$1' (see scripts/setup.sh --help)" >&2; exit 2 ;;
 esac
 
@@ -34,6 +40,7 @@ has_validation() { has_manifest explicit_layer.d 'VkLayer_khronos_validation.jso
 has_cxx() { command -v c++ >/dev/null || command -v g++ >/dev/null; }
 
 # RADV supports cooperative matrices from Mesa 24 on. Debian 12 ships 22.3, its backports 25.0.
+# shellcheck source=/dev/null
 on_bookworm() { (. /etc/os-release 2>/dev/null && [ "${VERSION_CODENAME:-}" = bookworm ]); }
 mesa_is_old() {
   on_bookworm || return 1
@@ -43,39 +50,63 @@ mesa_is_old() {
 }
 
 missing=()
-has_loader || missing+=(loader)
-if ! has_cpu_driver || ! has_amd_driver || mesa_is_old; then missing+=(mesa); fi
-has_validation || missing+=(validation)
-has_cxx || missing+=(cxx)
-
-command -v cargo >/dev/null || die "cargo not found: install Rust from your distribution or https://rustup.rs, then run this again"
-# rust-toolchain.toml pins the toolchain. rustup installs it on the first call of cargo, unless RUSTUP_AUTO_INSTALL=0.
-toolchain=$(sed -n 's/^channel = "\(.*\)"$/\1/p' "$(dirname "$0")/../rust-toolchain.toml")
-if ! cargo --version >/dev/null 2>&1; then
-  if $check_only || ! rustup toolchain install "$toolchain" --profile minimal --component rustfmt --component clippy; then
-    die "Rust $toolchain is not installed: run 'rustup toolchain install $toolchain', or use another one with RUSTUP_TOOLCHAIN=stable"
-  fi
+if [ -n "${SETUP_MISSING:-}" ]; then
+  # For the test of this script.
+  read -ra missing <<<"$SETUP_MISSING"
+else
+  has_loader || missing+=(loader)
+  if ! has_cpu_driver || ! has_amd_driver || mesa_is_old; then missing+=(mesa); fi
+  has_validation || missing+=(validation)
+  has_cxx || missing+=(cxx)
 fi
-if ! cargo fmt --version >/dev/null 2>&1 || ! cargo clippy --version >/dev/null 2>&1; then
-  # Minimal toolchains have neither; only `make test` needs them.
-  if command -v rustup >/dev/null && ! $check_only; then
-    say "adding rustfmt and clippy to the Rust toolchain"
-    rustup component add rustfmt clippy
-  else
-    say "this Rust toolchain has no rustfmt or clippy: install them for \`make test\`"
+
+# Cargo is needed to build, not to install packages: `--print` works without it.
+if [ "$mode" != print ]; then
+  command -v cargo >/dev/null || die "cargo not found: install Rust from your distribution or https://rustup.rs, then run this again"
+  # rust-toolchain.toml pins the toolchain. rustup installs it on the first call of cargo, unless RUSTUP_AUTO_INSTALL=0.
+  toolchain=$(sed -n 's/^channel = "\(.*\)"$/\1/p' "$(dirname "$0")/../rust-toolchain.toml")
+  if ! cargo --version >/dev/null 2>&1; then
+    if [ "$mode" = check ] || ! rustup toolchain install "$toolchain" --profile minimal --component rustfmt --component clippy; then
+      die "Rust $toolchain is not installed: run 'rustup toolchain install $toolchain', or use another one with RUSTUP_TOOLCHAIN=stable"
+    fi
+  fi
+  if ! cargo fmt --version >/dev/null 2>&1 || ! cargo clippy --version >/dev/null 2>&1; then
+    # Minimal toolchains have neither; only `make test` needs them.
+    if command -v rustup >/dev/null && [ "$mode" = install ]; then
+      say "adding rustfmt and clippy to the Rust toolchain"
+      rustup component add rustfmt clippy
+    else
+      say "this Rust toolchain has no rustfmt or clippy: install them for \`make test\`"
+    fi
   fi
 fi
 if [ ${#missing[@]} -eq 0 ]; then exit 0; fi
 say "missing: ${missing[*]}"
-if $check_only; then exit 1; fi
+if [ "$mode" = check ]; then exit 1; fi
 
 # --- installation ------------------------------------------------------------------------------------------------------
 
 as_root=()
 if [ "$(id -u)" -ne 0 ]; then
-  command -v sudo >/dev/null || die "not root and no sudo: run this script as root once"
   as_root=(sudo)
+  # Without sudo the commands can only be printed, for whoever is root here.
+  if ! command -v sudo >/dev/null; then mode=print; as_root=(); fi
 fi
+
+# Runs a command as root, without its progress messages, or prints it in a form that can be pasted.
+root() {
+  local word line=""
+  for word in "${as_root[@]}" "$@"; do
+    [[ "$word" =~ ^[A-Za-z0-9_./=:+-]+$ ]] || word=${word@Q}
+    line+=" $word"
+  done
+  if [ "$mode" = print ]; then
+    printf ' %s\n' "$line"
+  else
+    say "running$line"
+    "${as_root[@]}" "$@" >/dev/null
+  fi
+}
 
 # Signing key and URI of the bookworm mirror in this machine's apt sources, on one line.
 bookworm_mirror() {
@@ -116,61 +147,120 @@ add_backports() {
   local options=""
   [ "$key" = "-" ] || options="[signed-by=$key] "
   say "adding bookworm-backports from this machine's own mirror (for Mesa 25)"
-  echo "deb ${options}${uri} bookworm-backports main" | "${as_root[@]}" tee /etc/apt/sources.list.d/indrik-backports.list >/dev/null
+  root sh -c "echo 'deb ${options}${uri} bookworm-backports main' > /etc/apt/sources.list.d/indrik-backports.list"
 }
 
-wants() { local item; for item in "${missing[@]}"; do [ "$item" = "$1" ] && return 0; done; return 1; }
+# Packages of a dependency: MANAGER ITEM. The CPU driver is what tests run on, the AMD driver what `make rdna3` compiles
+# with; on a machine with another GPU, its driver is beside them.
+packages_of() {
+  case "$1-$2" in
+    apt-loader) echo libvulkan1 ;;
+    apt-mesa) echo mesa-vulkan-drivers ;;
+    apt-validation) echo vulkan-validationlayers ;;
+    apt-cxx) echo g++ ;;
+    dnf-loader) echo vulkan-loader ;;
+    dnf-mesa) echo mesa-vulkan-drivers ;;
+    dnf-validation) echo vulkan-validation-layers ;;
+    dnf-cxx) echo gcc-c++ ;;
+    pacman-loader) echo vulkan-icd-loader ;;
+    pacman-mesa) echo vulkan-radeon vulkan-swrast ;;
+    pacman-validation) echo vulkan-validation-layers ;;
+    pacman-cxx) echo gcc ;;
+    zypper-loader) echo libvulkan1 ;;
+    zypper-mesa) echo libvulkan_radeon libvulkan_lvp ;;
+    zypper-validation) echo vulkan-validationlayers ;;
+    zypper-cxx) echo gcc-c++ ;;
+    apk-loader) echo vulkan-loader ;;
+    apk-mesa) echo mesa-vulkan-ati mesa-vulkan-swrast ;;
+    apk-validation) echo vulkan-validation-layers ;;
+    apk-cxx) echo build-base ;;
+    nix-loader) echo vulkan-loader ;;
+    nix-mesa) echo mesa ;;
+    nix-validation) echo vulkan-validation-layers ;;
+    nix-cxx) echo gcc ;;
+    *) die "no package of $1 is known for '$2'" ;;
+  esac
+}
+
+# Sets `packages` to those of everything that is missing, except the items given.
+collect() { # MANAGER [ITEM…]
+  local manager=$1 item names
+  shift
+  packages=()
+  for item in "${missing[@]}"; do
+    [[ " $* " == *" $item "* ]] && continue
+    read -ra names < <(packages_of "$manager" "$item")
+    packages+=("${names[@]}")
+  done
+}
+
+wants() { [[ " ${missing[*]} " == *" $1 "* ]]; }
 
 install_apt() {
   export DEBIAN_FRONTEND=noninteractive
-  local packages=()
-  wants loader && packages+=(libvulkan1)
-  wants validation && packages+=(vulkan-validationlayers)
-  wants cxx && packages+=(g++)
-  wants mesa && on_bookworm && add_backports
-  say "apt-get update"
+  if wants mesa && on_bookworm; then
+    add_backports
+    collect apt mesa
+  else
+    collect apt
+  fi
   # An unreachable third-party source is not fatal: what matters is whether the packages below are found.
-  "${as_root[@]}" apt-get update -qq || say "apt-get update reported errors; continuing with the package lists there are"
-  if wants mesa; then
-    if on_bookworm; then
-      say "installing mesa-vulkan-drivers from bookworm-backports"
-      "${as_root[@]}" apt-get install -y -qq --no-install-recommends -t bookworm-backports mesa-vulkan-drivers >/dev/null
-    else
-      packages+=(mesa-vulkan-drivers)
-    fi
+  root apt-get update -qq || say "apt-get update reported errors; continuing with the package lists there are"
+  if wants mesa && on_bookworm; then
+    root apt-get install -y -qq --no-install-recommends -t bookworm-backports "$(packages_of apt mesa)"
   fi
-  if [ ${#packages[@]} -gt 0 ]; then
-    say "installing ${packages[*]}"
-    "${as_root[@]}" apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
-  fi
+  if [ ${#packages[@]} -gt 0 ]; then root apt-get install -y -qq --no-install-recommends "${packages[@]}"; fi
 }
 
 install_dnf() {
-  local packages=()
-  wants loader && packages+=(vulkan-loader)
-  wants mesa && packages+=(mesa-vulkan-drivers)
-  wants validation && packages+=(vulkan-validation-layers)
-  wants cxx && packages+=(gcc-c++)
-  say "installing ${packages[*]}"
-  "${as_root[@]}" dnf install -y -q "${packages[@]}"
+  collect dnf
+  root dnf install -y -q "${packages[@]}"
 }
 
 install_pacman() {
-  local packages=()
-  wants loader && packages+=(vulkan-icd-loader)
-  wants mesa && packages+=(vulkan-radeon vulkan-swrast)
-  wants validation && packages+=(vulkan-validation-layers)
-  wants cxx && packages+=(gcc)
-  say "installing ${packages[*]}"
+  collect pacman
   # No -y: Arch does not support partial upgrades.
-  "${as_root[@]}" pacman -S --needed --noconfirm "${packages[@]}" || die "run 'pacman -Syu' first, then this again"
+  root pacman -S --needed --noconfirm "${packages[@]}" || die "run 'pacman -Syu' first, then this again"
 }
 
-if command -v apt-get >/dev/null; then install_apt
-elif command -v dnf >/dev/null; then install_dnf
-elif command -v pacman >/dev/null; then install_pacman
-else die "no apt, dnf or pacman found: install manually the Vulkan loader, Mesa's Vulkan drivers (lavapipe and RADV), the Khronos validation layer and a C++ compiler"
+# Managers that this script does not drive: it prints what to run.
+advise() { # MANAGER COMMAND…
+  collect "$1"
+  shift
+  root "$@" "${packages[@]}"
+}
+
+untested() { say "this script was not run on $1; its package names come from the distribution's package sources"; }
+
+manager=
+for candidate in apt-get dnf pacman zypper apk nix-shell; do
+  if command -v "$candidate" >/dev/null; then manager=$candidate; break; fi
+done
+case "$manager" in
+  apt-get) ;;
+  dnf) untested "Fedora and its relatives" ;;
+  pacman) untested "Arch and its relatives" ;;
+  zypper) untested openSUSE; mode=print ;;
+  apk) untested Alpine; mode=print ;;
+  nix-shell) untested NixOS; mode=print; as_root=() ;;
+  *) die "no apt-get, dnf, pacman, zypper, apk or nix-shell found: install manually the Vulkan loader, Mesa's Vulkan drivers (lavapipe and RADV), the Khronos validation layer and a C++ compiler" ;;
+esac
+if [ "$mode" = print ]; then
+  case "$manager-${#as_root[@]}" in
+    nix-shell-*) say "to build in a shell that has them (set hardware.graphics.enable = true for drivers):" ;;
+    *-1) say "to install them, run:" ;;
+    *) say "to install them, run as root:" ;;
+  esac
 fi
+case "$manager" in
+  apt-get) install_apt ;;
+  dnf) install_dnf ;;
+  pacman) install_pacman ;;
+  zypper) advise zypper zypper install ;;
+  apk) advise apk apk add ;;
+  nix-shell) advise nix nix-shell -p ;;
+esac
+if [ "$mode" = print ]; then exit 1; fi
 
 has_loader || die "the Vulkan loader is still missing after the installation"
 has_cpu_driver || die "Mesa's CPU driver (lvp_icd) is still missing after the installation"
