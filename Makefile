@@ -1,6 +1,6 @@
 # Every target does its own set-up. `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test clients soak lint fmt shaders model models rdna3 bench curve versus perplexity
+.PHONY: help setup demo serve test clients soak lint fmt shaders model models rdna3 bench curve versus perplexity dist image
 
 INDRIK := target/release/indrik
 # The models of `demo` and `serve`, and of `perplexity` and `versus`: a name in the store or a file.
@@ -110,3 +110,10 @@ versus: setup ## compare with llama.cpp's prebuilt Vulkan library (needs Node 20
 		model=$$($(INDRIK) pull "$$model" --json | sed -n 's/^ *"path": "\(.*\)",*$$/\1/p') || exit 1; \
 	fi; \
 	scripts/versus_llama_cpp.sh "$$model" $(ARGS)
+
+dist: setup ## build the release tarball and the Debian package in target/dist, for glibc 2.31 and later
+	scripts/dist.sh
+
+# The binary of `make dist` takes the place of the image's build stage, so that all packages hold the same one.
+image: ## build the container image with podman, buildah or docker, from the binary of `make dist`
+	scripts/image.sh
