@@ -47,7 +47,10 @@ fn listed_commands() -> Vec<String> {
     let list = help.split("Commands:\n").nth(1).expect("help has a list of commands");
     let names = list.lines().take_while(|line| !line.is_empty());
     let names = names.filter(|line| line.starts_with("  ") && !line.starts_with("   "));
-    names.map(|line| line.split_whitespace().next().unwrap().to_owned()).filter(|name| name != "help").collect()
+    names
+        .map(|line| line.split_whitespace().next().unwrap().to_owned())
+        .filter(|name| name != "help")
+        .collect()
 }
 
 #[test]
@@ -76,7 +79,9 @@ fn shells_accept_the_completions() {
 #[test]
 fn bash_completes_commands_and_flags() {
     let script = stdout(&indrik(&["completions", "bash"]).output().unwrap());
-    for (words, expected) in [("ser", "serve"), ("serve --max-seq", "--max-sequences"), ("completions fi", "fish")] {
+    for (words, expected) in
+        [("ser", "serve"), ("serve --max-seq", "--max-sequences"), ("completions fi", "fish")]
+    {
         let last = words.split(' ').next_back().unwrap();
         let count = words.split(' ').count();
         let test = format!(
@@ -156,7 +161,12 @@ fn scripts_parse() {
         }
     }
     for (shell, path) in &scripts {
-        assert_ne!(fs::metadata(path).unwrap().permissions().mode() & 0o111, 0, "{} is not executable", path.display());
+        assert_ne!(
+            fs::metadata(path).unwrap().permissions().mode() & 0o111,
+            0,
+            "{} is not executable",
+            path.display()
+        );
         let output = Command::new(shell).arg("-n").arg(path).output().unwrap();
         assert_silent_success(&output, path.to_str().unwrap());
     }
@@ -179,7 +189,10 @@ fn the_packaged_settings_are_valid() {
         _ => line.to_owned(),
     };
     let lines: Vec<String> = text.lines().map(uncomment).collect();
-    assert!(lines.iter().filter(|line| line.contains(" = ") && !line.starts_with('#')).count() >= 7, "{lines:?}");
+    assert!(
+        lines.iter().filter(|line| line.contains(" = ") && !line.starts_with('#')).count() >= 7,
+        "{lines:?}"
+    );
     let file = folder.path().join("serve.toml");
     fs::write(&file, lines.join("\n")).unwrap();
     let output = indrik(&["serve", "--config", file.to_str().unwrap()])
@@ -188,7 +201,10 @@ fn the_packaged_settings_are_valid() {
         .unwrap();
     // The settings are read first; then the store has no such model.
     let message = stderr(&output);
-    assert!(!output.status.success() && message.contains("smollm2") && !message.contains("settings file"), "{message}");
+    assert!(
+        !output.status.success() && message.contains("smollm2") && !message.contains("settings file"),
+        "{message}"
+    );
 }
 
 #[test]
@@ -210,9 +226,41 @@ fn package_files_agree() {
     assert!(read("packaging/serve.toml").contains(&store) && read("packaging/deb/postinst").contains(&store));
     // The image is built with the toolchain that is tested.
     let toolchain = read("rust-toolchain.toml");
-    let channel = toolchain.lines().find_map(|line| line.strip_prefix("channel = ")).unwrap().trim_matches('"').to_owned();
+    let channel = toolchain
+        .lines()
+        .find_map(|line| line.strip_prefix("channel = "))
+        .unwrap()
+        .trim_matches('"')
+        .to_owned();
     let image = format!("FROM docker.io/library/rust:{channel}-");
     assert!(read("packaging/Containerfile").lines().any(|line| line.starts_with(&image)), "{image}");
+}
+
+#[test]
+fn the_installation_guide_is_current() {
+    let guide = read("docs/install.md");
+    let version = env!("CARGO_PKG_VERSION");
+    // File names as `scripts/dist.sh` writes them.
+    for file in [format!("indrik_{version}-1_amd64.deb"), format!("indrik-{version}-x86_64-linux.tar.gz")] {
+        assert!(guide.contains(&file), "docs/install.md should name {file}");
+    }
+    let commands = listed_commands();
+    let fenced: Vec<&str> = guide.split("```").skip(1).step_by(2).collect();
+    let words: Vec<&str> = fenced.iter().flat_map(|block| block.split_whitespace()).collect();
+    let mut checked = 0;
+    for pair in words.windows(2) {
+        // Not `systemctl start indrik` or the name of a container, which another line or an option follows.
+        let is_call = pair[0] == "indrik" || pair[0].ends_with("/bin/indrik");
+        if is_call && ["sudo", "curl", "tar", "podman"].iter().all(|other| pair[1] != *other) {
+            let is_command = pair[1].starts_with(|c: char| c.is_ascii_lowercase());
+            assert!(!is_command || commands.iter().any(|name| name == pair[1]), "docs/install.md: {pair:?}");
+            checked += usize::from(is_command);
+        }
+    }
+    assert!(checked >= 4, "{checked} commands found");
+    for path in ["/etc/indrik/serve.toml", "/var/lib/indrik/models", "/var/cache/indrik"] {
+        assert!(guide.contains(path), "docs/install.md should name {path}");
+    }
 }
 
 #[test]
@@ -224,16 +272,26 @@ fn setup_prints_what_to_install() {
             "pacman",
             "pacman -S --needed --noconfirm vulkan-icd-loader vulkan-radeon vulkan-swrast vulkan-validation-layers gcc",
         ),
-        ("zypper", "zypper install libvulkan1 libvulkan_radeon libvulkan_lvp vulkan-validationlayers gcc-c++"),
-        ("apk", "apk add vulkan-loader mesa-vulkan-ati mesa-vulkan-swrast vulkan-validation-layers build-base"),
+        (
+            "zypper",
+            "zypper install libvulkan1 libvulkan_radeon libvulkan_lvp vulkan-validationlayers gcc-c++",
+        ),
+        (
+            "apk",
+            "apk add vulkan-loader mesa-vulkan-ati mesa-vulkan-swrast vulkan-validation-layers build-base",
+        ),
         ("nix-shell", "nix-shell -p vulkan-loader mesa vulkan-validation-layers gcc"),
     ];
+    let search = std::env::var_os("PATH").unwrap();
     for (manager, expected) in everything {
         let folder = tempfile::tempdir().unwrap();
         // No package manager but this one, and no way to become root.
-        for tool in ["bash", "env", "sed", "id", "grep", "awk", "dirname", "head", "dpkg-query", "dpkg", "apt-cache"] {
-            let found = std::env::split_paths(&std::env::var_os("PATH").unwrap()).map(|path| path.join(tool));
-            if let Some(path) = found.into_iter().find(|path| path.exists()) {
+        for tool in
+            ["bash", "env", "sed", "id", "grep", "awk", "dirname", "head", "dpkg-query", "dpkg", "apt-cache"]
+        {
+            if let Some(path) =
+                std::env::split_paths(&search).map(|path| path.join(tool)).find(|path| path.exists())
+            {
                 symlink(path, folder.path().join(tool)).unwrap();
             }
         }
@@ -252,9 +310,16 @@ fn setup_prints_what_to_install() {
         let output = run("loader mesa validation cxx");
         let text = stdout(&output);
         assert_eq!(output.status.code(), Some(1), "{manager}: {text}{}", stderr(&output));
-        assert!(text.contains(expected) && stderr(&output).is_empty(), "{manager}: {text}{}", stderr(&output));
+        assert!(
+            text.contains(expected) && stderr(&output).is_empty(),
+            "{manager}: {text}{}",
+            stderr(&output)
+        );
         // Only what is missing.
         let text = stdout(&run("validation"));
-        assert!(text.contains("validation") && !text.contains("gcc") && !text.contains("libvulkan1"), "{text}");
+        assert!(
+            text.contains("validation") && !text.contains("gcc") && !text.contains("libvulkan1"),
+            "{text}"
+        );
     }
 }
