@@ -28,6 +28,9 @@ case "${1:-all}" in
   *) echo "dist: unknown step '$1' (see scripts/dist.sh --help)" >&2; exit 2 ;;
 esac
 
+# The packages run the binary to write manual pages and completions.
+[ "$(uname -m)" = x86_64 ] || die "packages are for x86-64 and are built there; this machine is $(uname -m)"
+
 # The oldest C library the binary must run with: Debian 11, Ubuntu 20.04, RHEL 9.
 glibc=2.31
 rust_target=x86_64-unknown-linux-gnu

@@ -31,10 +31,8 @@ def run(*command):
 
 def linked_crates():
     """Packages from a registry that the binary depends on, as objects of `cargo metadata`, sorted by name."""
-    tree = run(
-        "cargo", "tree", "--locked", "--package", "indrik-cli", "--edges", "normal", "--target", TARGET,
-        "--prefix", "none", "--format", "{p}",
-    )  # fmt: skip
+    options = ["--package", "indrik-cli", "--edges", "normal", "--target", TARGET]
+    tree = run("cargo", "tree", "--locked", *options, "--prefix", "none", "--format", "{p}")
     linked = {tuple(line.split()[:2]) for line in tree.splitlines() if line}
     metadata = json.loads(run("cargo", "metadata", "--locked", "--format-version", "1", "--filter-platform", TARGET))
     packages = [
