@@ -35,7 +35,7 @@ esac
 glibc=2.31
 rust_target=x86_64-unknown-linux-gnu
 target_dir=$(realpath -m "${CARGO_TARGET_DIR:-target}")
-binary=$target_dir/$rust_target/release/indrik
+binary=$target_dir/$rust_target/dist/indrik
 tools=$target_dir/dist-tools
 out=$target_dir/dist
 version=$(sed -n 's/^version = "\(.*\)"$/\1/p' Cargo.toml | head -n 1)
@@ -71,7 +71,7 @@ build() {
   # C++ is only in build scripts (the shader compiler). They run here and are linked by this machine's compiler, which does
   # not find Zig's C++ library. The spelling with hyphens wins over the variable that cargo-zigbuild sets.
   env "CXX_$rust_target=${CXX:-c++}" RUSTFLAGS="$remap" PATH="$tools/bin:$PATH" CARGO_TARGET_DIR="$target_dir" \
-    cargo zigbuild --release --locked --package indrik-cli --target "$rust_target.$glibc"
+    cargo zigbuild --profile dist --locked --package indrik-cli --target "$rust_target.$glibc"
 }
 
 # The promise of docs/install.md: nothing but the C library, at most as new as $glibc. The Vulkan loader is opened at run
