@@ -23,6 +23,9 @@ pub struct Model {
     pub chat: bool,
     /// Parameters of the language model, in millions.
     pub millions: u32,
+    /// KV cache of 8,192 tokens in f16, in MiB: the product of layers, KV heads, head dimension and tokens, or
+    /// less where layers keep a sliding window only.
+    pub kv_mib: u32,
     /// Context length that it was trained with.
     pub context_length: u32,
     /// The licence.
@@ -142,7 +145,12 @@ mod tests {
         let mut seen = HashSet::new();
         for model in MODELS {
             assert!(file_stem(model.name).is_some(), "{}: not a valid file name", model.name);
-            assert!(model.name.contains(':') && model.millions > 0 && model.context_length >= 8192);
+            assert!(
+                model.name.contains(':')
+                    && model.millions > 0
+                    && model.kv_mib > 0
+                    && model.context_length >= 8192
+            );
             assert!(model.licence.url.starts_with("https://") && !model.suggested_use.is_empty());
             for name in model.aliases.iter().chain([&model.name]) {
                 assert!(seen.insert(*name), "{name} is not unique");

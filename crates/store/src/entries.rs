@@ -84,11 +84,12 @@ impl Store {
             }
         }
         for folder in names.iter().filter(|name| self.is_model_folder(name)) {
+            let name = model_name(folder);
             owned.insert(folder.clone());
-            if self.read_record(folder).is_some() {
-                owned.extend(self.pull_files(folder, folder, &names));
+            if self.read_record(&name).is_some() {
+                owned.extend(self.pull_files(&name, folder, &names));
             }
-            entries.push(self.entry(folder.clone(), std::slice::from_ref(folder)));
+            entries.push(self.entry(name, std::slice::from_ref(folder)));
         }
         let mut taken = HashSet::new();
         for entry in &mut entries {

@@ -10,8 +10,6 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use serde::{Deserialize, Serialize};
-
 use crate::{
     client::Client,
     download::{IoContext, Session, discard, file_len},
@@ -19,9 +17,11 @@ use crate::{
     error::{Error, Result},
     folder::{FileRecord, ModelRecord, Store, file_stem},
     hub::{Listing, RemoteFile, explain},
+    hub_cache,
     interrupt::interruptible,
     place,
     pull::{PullOptions, Pulled, acquire_lock},
+    pulled::{PIN, Pin},
     ranges::{RangedRequest, downloaded},
     request::{ModelRequest, Repository},
     settings::Settings,
@@ -29,7 +29,7 @@ use crate::{
     task::{PullEvent, pull_event},
     time,
     url::{encode_path, without_secrets},
-    variants::{Variant, without_part_number},
+    variants::Variant,
 };
 
 /// Where the files of a download are.
@@ -103,8 +103,7 @@ impl ModelDownload {
 
     /// The files of a repository with safetensors, as a folder.
     pub fn of_folder(request: &ModelRequest, name: &str, listing: &Listing) -> Result<Self> {
-        let stem =
-            file_stem(name).filter(|stem| !stem.contains('@')).ok_or_else(|| Error::invalid_name(name))?;
+        let stem = file_stem(name).ok_or_else(|| Error::invalid_name(name))?;
         let is_shard =
             |path: &str| path.starts_with("model-") && path.ends_with(".safetensors") && !path.contains('/');
         let wanted = |file: &&RemoteFile| FOLDER_FILES.contains(&file.path.as_str()) || is_shard(&file.path);
@@ -326,14 +325,10 @@ impl ModelDownload {
 
     /// The file in the cache of the hub's own client, whose blobs are named by their checksum.
     fn cached(&self, file: &FileDownload, settings: &Settings) -> Option<PathBuf> {
-        let (Origin::Hub { repository, .. }, Some(sha256), Some(cache)) =
-            (&self.origin, &file.sha256, &settings.hub_cache)
-        else {
+        let (Origin::Hub { repository, .. }, Some(sha256)) = (&self.origin, &file.sha256) else {
             return None;
         };
-        let folder = format!("models--{}--{}", repository.owner(), repository.name());
-        let path = cache.join(folder).join("blobs").join(sha256);
-        (path.is_file() && file_len(&path) == file.bytes).then_some(path)
+        hub_cache::blob(settings, repository, sha256, file.bytes)
     }
 
     /// Downloads and verifies one file, and returns its checksum.
@@ -411,7 +406,14 @@ impl ModelDownload {
             }
             Origin::Url(url) => (url.clone(), None),
         };
-        let request = RangedRequest { url: &url, commit, path, size: file.bytes, identity: &identity };
+        let request = RangedRequest {
+            url: &url,
+            commit,
+            path,
+            size: file.bytes,
+            identity: &identity,
+            has_checksum: file.sha256.is_some(),
+        };
         // An empty file has nothing to request.
         if file.bytes == 0 {
             return File::create(path).map(drop).with_path(path);
@@ -492,95 +494,6 @@ fn is_weights(target: &str) -> bool {
 }
 
 /// The first component of a target: the file, or the folder that it is in.
-fn top_level(target: &str) -> &str {
+pub(crate) fn top_level(target: &str) -> &str {
     target.split('/').next().unwrap_or(target)
-}
-
-impl ModelRecord {
-    /// The files of the model. Paths that do not belong to it, which no pull writes, are left out.
-    pub(crate) fn file_records(&self, store: &Store) -> Vec<FileRecord> {
-        if self.files.is_empty() {
-            let path =
-                store.model_path(&self.name).and_then(|path| Some(path.file_name()?.to_str()?.to_string()));
-            let (bytes, sha256) = (self.bytes, self.sha256.clone());
-            return path.into_iter().map(|path| FileRecord { path, bytes, sha256: sha256.clone() }).collect();
-        }
-        let Some(stem) = file_stem(&self.name) else { return Vec::new() };
-        let is_own = |file: &&FileRecord| {
-            let rest = file.path.strip_prefix(&stem);
-            rest.is_some_and(|rest| match rest.strip_prefix('/') {
-                Some(name) => !name.is_empty() && !name.contains('/') && !name.starts_with('.'),
-                None => {
-                    let part = rest.strip_suffix(".gguf").map(without_part_number);
-                    rest == format!(".{IMAGE_ENCODER}") || part == Some("")
-                }
-            })
-        };
-        self.files.iter().filter(is_own).cloned().collect()
-    }
-}
-
-/// File in the folder of partial downloads that holds their commit.
-const PIN: &str = "pull.json";
-
-#[derive(Deserialize, Serialize)]
-struct Pin {
-    request: String,
-    repository: String,
-    commit: String,
-}
-
-impl Store {
-    fn pin(&self, name: &str) -> Option<Pin> {
-        let text = fs::read(self.path(name, "part")?.join(PIN)).ok()?;
-        serde_json::from_slice(&text).ok()
-    }
-
-    /// What `indrik pull` must be given to resume an interrupted pull of this model.
-    pub fn resume_arguments(&self, name: &str) -> String {
-        let Some(pin) = self.pin(name) else { return name.to_string() };
-        let default = ModelRequest::parse(&pin.request, "").map(|request| request.store_name());
-        match default {
-            Ok(default) if default == name => pin.request,
-            _ => format!("{} --name {name}", pin.request),
-        }
-    }
-
-    /// The commit of an interrupted pull of this model from this repository.
-    pub fn interrupted_commit(&self, name: &str, repository: &Repository) -> Option<String> {
-        let pin = self.pin(name)?;
-        let is_commit = pin.commit.len() == 40 && pin.commit.bytes().all(|byte| byte.is_ascii_hexdigit());
-        (is_commit && pin.repository == repository.to_string()).then_some(pin.commit)
-    }
-
-    /// A pulled model whose files are all there; with `verify`, their checksums are compared as well. `None`
-    /// if the model must be pulled (again).
-    pub fn pulled(
-        &self,
-        name: &str,
-        verify: bool,
-        cancel: &std::sync::atomic::AtomicBool,
-        report: &mut dyn FnMut(PullEvent),
-    ) -> Result<Option<Pulled>> {
-        let Some(record) = self.read_record(name) else { return Ok(None) };
-        let files = record.file_records(self);
-        for file in &files {
-            let path = self.folder().join(&file.path);
-            if !path.exists() {
-                return Ok(None);
-            }
-            let mut intact = file_len(&path) == file.bytes;
-            if intact && verify {
-                report(PullEvent::Verifying);
-                intact = sha256::hash_file(&path, cancel)? == file.sha256;
-            }
-            if !intact {
-                report(PullEvent::Damaged { path });
-                return Ok(None);
-            }
-        }
-        let Some(first) = files.first() else { return Ok(None) };
-        let path = self.folder().join(top_level(&first.path));
-        Ok(Some(Pulled { path, record, already_present: true }))
-    }
 }

@@ -18,6 +18,7 @@ use crate::{
     client::{Client, Reply, network_error},
     download::{DownloadEvent, Session},
     error::{Error, Result},
+    hub_cache,
     interrupt::interruptible,
     remote::RemoteHeader,
     request::Repository,
@@ -30,7 +31,7 @@ use crate::{
 /// Maximum size of one response of the API, in bytes. A page of 1000 files has 300 kB.
 const MAX_RESPONSE: u64 = 8 << 20;
 /// Maximum number of files in a repository; the largest model repositories have hundreds.
-const MAX_FILES: usize = 10_000;
+pub(crate) const MAX_FILES: usize = 10_000;
 /// Maximum number of pages of a file list.
 const MAX_PAGES: usize = 100;
 /// Maximum length of a path in a repository, in bytes.
@@ -146,7 +147,7 @@ impl<'a> Hub<'a> {
             };
             let (info, _): (Info, _) =
                 self.json(&format!("{api}/revision/{encoded}"), report).map_err(explain)?;
-            if info.sha.len() != 40 || !info.sha.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            if !is_commit(&info.sha) {
                 return Err(self.not_a_hub(&api, "the commit it names is not a commit"));
             }
             // The list is public even then, but not the files. Whether an account has access, only they tell.
@@ -215,8 +216,20 @@ impl<'a> Hub<'a> {
         Ok(RemoteFile { path: entry.path, bytes, sha256 })
     }
 
-    /// The beginning of a file, downloaded as far as it is read.
+    /// The files of a revision in the cache of the hub's own client, for use where the hub cannot be reached.
+    pub fn list_cached(&self, repository: &Repository, revision: &str) -> Option<Listing> {
+        hub_cache::listing(self.settings, repository, revision)
+    }
+
+    /// The beginning of a file, downloaded as far as it is read, or read from the cache of the hub's own
+    /// client.
     pub fn header(&self, listing: &Listing, file: &RemoteFile) -> RemoteHeader<'_> {
+        let sha256 = file.sha256.as_deref().unwrap_or_default();
+        if let Some(path) = hub_cache::blob(self.settings, &listing.repository, sha256, file.bytes)
+            && let Ok(local) = std::fs::File::open(path)
+        {
+            return RemoteHeader::local(self, local, file.bytes);
+        }
         let url = self.file_url(&listing.repository, &listing.commit, &file.path);
         RemoteHeader::new(self, url, Some(file.bytes), Some(listing.repository.clone()))
     }
@@ -334,8 +347,13 @@ impl Session<'_> {
     }
 }
 
+/// Whether a text has the form of a commit.
+pub(crate) fn is_commit(text: &str) -> bool {
+    text.len() == 40 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
 /// Whether a path of a repository is relative, inside it, and printable.
-fn is_plain_path(path: &str) -> bool {
+pub(crate) fn is_plain_path(path: &str) -> bool {
     !path.is_empty()
         && path.len() <= MAX_PATH
         && !path.contains('\\')

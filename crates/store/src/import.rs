@@ -186,7 +186,7 @@ impl ImportSource {
     fn targets(&self, stem: &str) -> Vec<String> {
         let count = self.files.len();
         match (self.is_folder, count) {
-            (true, _) => vec![stem.replace('@', "-")],
+            (true, _) => vec![stem.to_string()],
             (false, 1) => vec![format!("{stem}.{}", self.extension)],
             _ => (1..=count).map(|number| format!("{stem}-{number:05}-of-{count:05}.gguf")).collect(),
         }

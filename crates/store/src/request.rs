@@ -13,7 +13,7 @@ use crate::{
     catalogue::{self, Model},
     error::{Error, Result},
     quant::{self, Quant},
-    url::{origin, without_secrets},
+    url::{encode_path, origin, without_secrets},
 };
 
 /// Hosts that stand for the configured hub, whatever `HF_ENDPOINT` is.
@@ -167,6 +167,9 @@ impl ModelRequest {
             ["blob" | "resolve" | "raw", revision, file @ ..] if !file.is_empty() => {
                 (Some(revision.to_string()), Some(file.join("/")))
             }
+            file if file.last().is_some_and(|name| name.to_ascii_lowercase().ends_with(".gguf")) => {
+                (None, Some(file.join("/")))
+            }
             _ => return Err(invalid(text, "write hf.co/OWNER/REPOSITORY, or the address of a file in it")),
         };
         let is_gguf = |file: &String| file.to_ascii_lowercase().ends_with(".gguf");
@@ -232,7 +235,9 @@ impl fmt::Display for ModelRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Catalogue { .. } => f.write_str(&self.store_name()),
-            Self::Repository { repository, file: Some(file), .. } => write!(f, "hf.co/{repository}/{file}"),
+            Self::Repository { repository, file: Some(file), .. } => {
+                write!(f, "hf.co/{repository}/{}", encode_path(file))
+            }
             Self::Repository { repository, quant: Some(quant), .. } => {
                 write!(f, "hf.co/{repository}:{quant}")
             }
@@ -285,8 +290,33 @@ fn percent_decoded(text: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::folder::file_stem;
+
+    proptest! {
+        /// Whatever is asked for either is an error or has a valid name in the store, and its canonical form
+        /// means the same.
+        #[test]
+        fn every_accepted_request_has_a_valid_name(
+            text in prop_oneof![
+                any::<String>(),
+                "(gemma3|llama3.1|qwen3)(:[0-9a-z.]{0,4})?(-it|-qat|-q8_0|-pt){0,3}(:q[0-9_k]{1,5})?",
+                "(https?://)?(hf.co|huggingface.co)/[A-Za-z0-9._-]{0,99}/[A-Za-z0-9._%-]{0,99}(:[A-Z0-9_]{0,6})?(/(blob|tree)/main/[ -~]{0,40}gguf)?",
+                "https?://[a-z.@:]{0,10}/[ -~]{0,120}[.]gguf",
+            ]
+        ) {
+            if let Ok(request) = ModelRequest::parse(&text, HUB) {
+                let name = request.store_name();
+                prop_assert!(file_stem(&name).is_some(), "{text:?}: {name:?}");
+                if !matches!(request, ModelRequest::Url(_)) {
+                    let again = ModelRequest::parse(&request.to_string(), HUB).unwrap();
+                    prop_assert_eq!(again.store_name(), name);
+                }
+            }
+        }
+    }
 
     const HUB: &str = "https://mirror.example";
 
@@ -337,6 +367,7 @@ mod tests {
                 None,
                 "m-x-q4_0",
             ),
+            ("hf.co/a/b/sub/M-Q4_0.gguf", "a/b", None, Some("sub/M-Q4_0.gguf"), None, "m-q4_0"),
             (
                 "https://hf.co/a/b/resolve/main/M-Q8_0-00001-of-00002.gguf",
                 "a/b",

@@ -57,6 +57,13 @@ pub enum PullEvent {
         /// Time until the retry.
         delay: Duration,
     },
+    /// The hub cannot be reached; the cache of its own client has the repository.
+    Offline {
+        /// The repository.
+        repository: String,
+        /// The problem.
+        reason: String,
+    },
     /// A file is taken from the cache of the hub's own client.
     Cached {
         /// The file in the cache.

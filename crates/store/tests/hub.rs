@@ -36,8 +36,10 @@ impl Rig {
         let hub = FakeHub::start();
         hub.put(REPOSITORY, FakeRepository::new(files));
         let settings = Settings {
-            connect_timeout: Duration::from_secs(5),
-            stall_timeout: Duration::from_secs(10),
+            // Long enough for a busy machine.
+            hub_connect_timeout: Duration::from_secs(60),
+            connect_timeout: Duration::from_secs(60),
+            stall_timeout: Duration::from_secs(120),
             retry_delay: Duration::from_millis(1),
             connections: 4,
             range_bytes: 64 << 10,
@@ -232,24 +234,44 @@ fn a_server_that_ignores_ranges_is_used_with_one_connection() {
 }
 
 #[test]
-fn versions_of_a_file_that_changes_between_ranges_are_not_mixed() {
+fn a_known_file_that_moves_to_another_storage_is_not_downloaded_again() {
     let (rig, content) = Rig::with_model(1_000_000);
     rig.hub.storage_fault(Fault::Status(503));
-    // The first failure is reported after other ranges have arrived.
     let (pulled, _) = rig.pull_with(&AtomicBool::new(false), &|event| {
         if retrying(event) {
-            rig.hub.storage_tag(Some("\"changed\""));
+            rig.hub.storage_tag(Some("\"another storage\""));
         }
     });
     rig.assert_complete(pulled, &content);
-    let conditions: Vec<Option<String>> = rig
-        .hub
-        .storage
-        .all_requests()
-        .iter()
-        .map(|request| request.headers.get("if-range").cloned())
-        .collect();
-    assert!(conditions.contains(&Some("\"changed\"".to_string())), "{conditions:?}");
+    let requested = ranges(&rig.hub.storage);
+    assert_eq!(requested.len(), 1_000_000_usize.div_ceil(64 << 10) + 1, "only the failed range is repeated");
+}
+
+#[test]
+fn versions_of_a_file_without_a_checksum_are_not_mixed() {
+    let (rig, _) = Rig::with_model(10);
+    let server = Server::start();
+    let (old, new) = (pseudo_random(1_000_000, 1), pseudo_random(1_000_000, 2));
+    let page =
+        |content: &Vec<u8>, tag| Page { body: Arc::new(content.clone()), tag: Some(tag), ..Page::default() };
+    server.put("/m.gguf", page(&old, "\"old\""));
+    server.fault("/m.gguf", Fault::Status(503));
+    let url = format!("{}/m.gguf", server.url);
+    let request = ModelRequest::parse(&url, &rig.settings.hub).unwrap();
+    let download = ModelDownload::of_url(&request, "model", &url, 1_000_000).unwrap();
+    let cancel = AtomicBool::new(false);
+    let options = PullOptions { settings: &rig.settings, verify: false, cancel: &cancel };
+    let pulled = download.pull(&rig.store(), &options, &mut |event| {
+        if retrying(&event) {
+            server.put("/m.gguf", page(&new, "\"new\""));
+        }
+    });
+    // If the retry came last, the file was complete in its old version.
+    let content = fs::read(&pulled.unwrap().path).unwrap();
+    assert!(content == new || content == old, "the versions are mixed");
+    let conditional =
+        server.all_requests().iter().filter(|request| request.headers.contains_key("if-range")).count();
+    assert!(conditional > 0);
 }
 
 #[test]
@@ -488,6 +510,42 @@ fn files_in_the_hubs_own_cache_are_reused_if_they_are_intact() {
     other.assert_complete(pulled, &content);
     assert_eq!(count(&events, |event| matches!(event, PullEvent::Discarded { .. })), 1);
     assert_eq!(fs::read(&blob).unwrap(), damaged);
+}
+
+#[test]
+fn a_cached_repository_can_be_pulled_without_the_hub() {
+    let (mut rig, content) = Rig::with_model(300_000);
+    let cache = rig.folder.path().join("hub");
+    let folder = cache.join("models--someone--Model-GGUF");
+    let (commit, hash) = ("ab".repeat(20), sha256(&content));
+    let snapshot = folder.join("snapshots").join(&commit);
+    fs::create_dir_all(snapshot.join("sub")).unwrap();
+    fs::create_dir_all(folder.join("blobs")).unwrap();
+    fs::create_dir_all(folder.join("refs")).unwrap();
+    fs::write(folder.join("refs/main"), &commit).unwrap();
+    fs::write(folder.join("blobs").join(&hash), &content).unwrap();
+    std::os::unix::fs::symlink(folder.join("blobs").join(&hash), snapshot.join("sub/m-Q8_0.gguf")).unwrap();
+    fs::write(snapshot.join("README.md"), "hi").unwrap();
+    rig.settings.hub_cache = Some(cache);
+    rig.settings.hub = unused_address();
+    let cancel = AtomicBool::new(false);
+    let hub = Hub::new(&rig.settings, &cancel).unwrap();
+    let repository = Repository::parse(REPOSITORY).unwrap();
+    let listing = hub.list_cached(&repository, "main").unwrap();
+    assert_eq!(listing.commit, commit);
+    let paths: Vec<&str> = listing.files.iter().map(|file| file.path.as_str()).collect();
+    assert_eq!(paths, ["README.md", "sub/m-Q8_0.gguf"]);
+    assert_eq!((&listing.files[0].sha256, &listing.files[1].sha256), (&None, &Some(hash)));
+    use std::io::Read;
+    let mut start = vec![0; 100_000];
+    hub.header(&listing, &listing.files[1]).read_exact(&mut start).unwrap();
+    assert!(start == content[..100_000]);
+    let options = PullOptions { settings: &rig.settings, verify: false, cancel: &cancel };
+    let download = rig.download(&listing, "model", None).unwrap();
+    rig.assert_complete(download.pull(&rig.store(), &options, &mut |_| {}), &content);
+    for unknown in ["v1", "../../x", "", "/etc/passwd"] {
+        assert_eq!(hub.list_cached(&repository, unknown), None, "{unknown}");
+    }
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use common::{
@@ -303,6 +303,24 @@ fn a_file_of_the_wrong_size_is_not_downloaded() {
 }
 
 #[test]
+fn a_file_in_the_hubs_own_cache_is_used_if_it_is_intact() {
+    for intact in [true, false] {
+        let mut bench = Bench::new(&[HUB]);
+        let cache = bench.folder.path().join("hub");
+        let blob = cache.join("models--someone--model/blobs").join(bench.pinned.sha256);
+        std::fs::create_dir_all(blob.parent().unwrap()).unwrap();
+        let content = if intact { bench.bytes.clone() } else { flipped(&bench.bytes, 7) };
+        std::fs::write(&blob, content).unwrap();
+        bench.settings.hub_cache = Some(cache);
+        let (pulled, events) = bench.pull();
+        bench.assert_complete(pulled);
+        assert_eq!(count(&events, |event| matches!(event, PullEvent::Cached { .. })), 1);
+        assert_eq!(count(&events, discarded), usize::from(!intact));
+        assert_eq!(bench.server.requests(HUB_PATH).is_empty(), intact);
+    }
+}
+
+#[test]
 fn an_unreachable_hub_is_skipped_at_once() {
     let mut bench = Bench::new(&[HUB, PACKAGES]);
     bench.settings.hub = unused_address();
@@ -317,10 +335,10 @@ fn an_unresponsive_hub_is_skipped_quickly() {
     let mut bench = Bench::new(&[HUB, PACKAGES]);
     bench.server.change(HUB_PATH, |page| page.unresponsive = true);
     bench.settings.hub_connect_timeout = Duration::from_millis(100);
-    let start = Instant::now();
+    // With the general timeout, this test would not end.
+    bench.settings.stall_timeout = Duration::from_secs(24 * 3600);
     let (pulled, events) = bench.pull();
     bench.assert_complete(pulled);
-    assert!(start.elapsed() < Duration::from_secs(3), "the general stall timeout is 10 s");
     assert_eq!(count(&events, |event| matches!(event, PullEvent::SourceFailed { .. })), 1);
 }
 
@@ -394,31 +412,32 @@ fn a_stalled_connection_is_retried() {
     let mut bench = Bench::new(&[PACKAGES]);
     bench.settings.stall_timeout = Duration::from_millis(300);
     bench.server.fault(&file(1), Fault::Stall(80_000));
-    let start = Instant::now();
     let (pulled, events) = bench.pull();
     bench.assert_complete(pulled);
-    assert_eq!(count(&events, retrying), 1);
-    assert!(start.elapsed() < Duration::from_secs(5));
-    assert_eq!(bench.server.requests(&file(1))[1].headers["range"], "bytes=80000-");
+    // A busy machine may stall by itself.
+    assert!(count(&events, retrying) >= 1);
+    let requests = bench.server.requests(&file(1));
+    let resumed = |request: &store::testing::RecordedRequest| {
+        request.headers.get("range").is_some_and(|range| range == "bytes=80000-")
+    };
+    assert!(requests.iter().any(resumed), "{requests:?}");
 }
 
 #[test]
 fn cancelling_ends_a_stalled_connection_and_keeps_the_partial_download() {
-    let bench = Bench::new(&[HUB]);
+    let mut bench = Bench::new(&[HUB]);
+    // Without cancelling, this test would not end.
+    bench.settings.stall_timeout = Duration::from_secs(24 * 3600);
     bench.server.fault(HUB_PATH, Fault::Stall(80_000));
     let cancel = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let pull = scope.spawn(|| bench.pull_with(&cancel, false).0);
         let part = bench.part().join("hub.gguf.part");
-        let start = Instant::now();
         while std::fs::metadata(&part).map_or(0, |metadata| metadata.len()) < 80_000 {
-            assert!(start.elapsed() < Duration::from_secs(5));
             std::thread::sleep(Duration::from_millis(5));
         }
         cancel.store(true, Ordering::Relaxed);
-        let stopped = Instant::now();
         assert!(matches!(pull.join().unwrap(), Err(Error::Cancelled)));
-        assert!(stopped.elapsed() < Duration::from_secs(3), "the stall timeout is 10 s");
     });
     bench.assert_absent();
     bench.server.requests(HUB_PATH);

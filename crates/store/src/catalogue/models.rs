@@ -20,11 +20,12 @@ const QWEN_RESEARCH: Licence = Licence {
     url: "https://huggingface.co/Qwen/Qwen2.5-3B-Instruct/blob/main/LICENSE",
 };
 
-/// An instruction-tuned model on the hub.
+/// An instruction-tuned model on the hub: name, title, [millions of parameters, MiB of KV cache], context
+/// length, licence, suggested use, repositories.
 const fn chat(
     name: &'static str,
     title: &'static str,
-    millions: u32,
+    [millions, kv_mib]: [u32; 2],
     context_length: u32,
     licence: Licence,
     suggested_use: &'static str,
@@ -36,6 +37,7 @@ const fn chat(
         title,
         chat: true,
         millions,
+        kv_mib,
         context_length,
         licence,
         suggested_use,
@@ -71,7 +73,7 @@ pub const MODELS: &[Model] = &[
         ..chat(
             "gemma3:270m",
             "Gemma 3 270M, base",
-            268,
+            [268, 40],
             32_768,
             GEMMA,
             "completing text; trying things out",
@@ -81,7 +83,7 @@ pub const MODELS: &[Model] = &[
     chat(
         "gemma3:270m-it",
         "Gemma 3 270M Instruct",
-        268,
+        [268, 40],
         32_768,
         GEMMA,
         "classification and short answers on any machine",
@@ -94,7 +96,7 @@ pub const MODELS: &[Model] = &[
     chat(
         "gemma3:1b",
         "Gemma 3 1B Instruct",
-        1_000,
+        [1_000, 56],
         32_768,
         GEMMA,
         "short answers, summaries",
@@ -105,7 +107,7 @@ pub const MODELS: &[Model] = &[
         ..chat(
             "gemma3:1b-pt",
             "Gemma 3 1B, base",
-            1_000,
+            [1_000, 56],
             32_768,
             GEMMA,
             "completing text, fine-tuning",
@@ -115,7 +117,7 @@ pub const MODELS: &[Model] = &[
     chat(
         "gemma3:4b",
         "Gemma 3 4B Instruct",
-        3_880,
+        [3_880, 346],
         131_072,
         GEMMA,
         "chat in many languages on a laptop",
@@ -126,7 +128,7 @@ pub const MODELS: &[Model] = &[
         ..chat(
             "gemma3:4b-pt",
             "Gemma 3 4B, base",
-            3_880,
+            [3_880, 346],
             131_072,
             GEMMA,
             "completing text, fine-tuning",
@@ -136,7 +138,7 @@ pub const MODELS: &[Model] = &[
     chat(
         "gemma3:12b",
         "Gemma 3 12B Instruct",
-        11_766,
+        [11_766, 1_024],
         131_072,
         GEMMA,
         "chat in many languages, long documents",
@@ -145,7 +147,7 @@ pub const MODELS: &[Model] = &[
     chat(
         "gemma3:27b",
         "Gemma 3 27B Instruct",
-        27_009,
+        [27_009, 1_306],
         131_072,
         GEMMA,
         "the best of its family: writing, reasoning, long documents",
@@ -154,7 +156,7 @@ pub const MODELS: &[Model] = &[
     chat(
         "llama3.1:8b",
         "Llama 3.1 8B Instruct",
-        8_030,
+        [8_030, 1_024],
         131_072,
         LLAMA31,
         "general chat, tools, long documents",
@@ -163,7 +165,7 @@ pub const MODELS: &[Model] = &[
     chat(
         "llama3.1:70b",
         "Llama 3.1 70B Instruct",
-        70_554,
+        [70_554, 2_560],
         131_072,
         LLAMA31,
         "general chat and reasoning on large machines",
@@ -174,7 +176,7 @@ pub const MODELS: &[Model] = &[
         ..chat(
             "llama3.2:3b",
             "Llama 3.2 3B Instruct",
-            3_213,
+            [3_213, 896],
             131_072,
             LLAMA32,
             "chat and summaries on a laptop",
@@ -184,7 +186,7 @@ pub const MODELS: &[Model] = &[
     chat(
         "llama3.2:1b",
         "Llama 3.2 1B Instruct",
-        1_236,
+        [1_236, 256],
         131_072,
         LLAMA32,
         "short answers, summaries",
@@ -193,7 +195,7 @@ pub const MODELS: &[Model] = &[
     chat(
         "llama3.3:70b",
         "Llama 3.3 70B Instruct",
-        70_554,
+        [70_554, 2_560],
         131_072,
         LLAMA33,
         "general chat and reasoning on large machines",
@@ -204,7 +206,7 @@ pub const MODELS: &[Model] = &[
         ..chat(
             "qwen2.5:7b",
             "Qwen2.5 7B Instruct",
-            7_616,
+            [7_616, 448],
             32_768,
             APACHE,
             "general chat, tools, structured output",
@@ -214,7 +216,7 @@ pub const MODELS: &[Model] = &[
     chat(
         "qwen2.5:0.5b",
         "Qwen2.5 0.5B Instruct",
-        494,
+        [494, 96],
         32_768,
         APACHE,
         "short answers on any machine",
@@ -223,7 +225,7 @@ pub const MODELS: &[Model] = &[
     chat(
         "qwen2.5:1.5b",
         "Qwen2.5 1.5B Instruct",
-        1_544,
+        [1_544, 224],
         32_768,
         APACHE,
         "short answers, extraction to JSON",
@@ -232,7 +234,7 @@ pub const MODELS: &[Model] = &[
     chat(
         "qwen2.5:3b",
         "Qwen2.5 3B Instruct",
-        3_086,
+        [3_086, 288],
         32_768,
         QWEN_RESEARCH,
         "chat on a laptop; research only",
@@ -241,7 +243,7 @@ pub const MODELS: &[Model] = &[
     chat(
         "qwen2.5:14b",
         "Qwen2.5 14B Instruct",
-        14_770,
+        [14_770, 1_536],
         32_768,
         APACHE,
         "general chat, tools, structured output",
@@ -250,7 +252,7 @@ pub const MODELS: &[Model] = &[
     chat(
         "qwen2.5:32b",
         "Qwen2.5 32B Instruct",
-        32_764,
+        [32_764, 2_048],
         32_768,
         APACHE,
         "reasoning, tools, structured output",
@@ -259,7 +261,7 @@ pub const MODELS: &[Model] = &[
     chat(
         "qwen2.5:72b",
         "Qwen2.5 72B Instruct",
-        72_706,
+        [72_706, 2_560],
         32_768,
         QWEN,
         "reasoning on large machines",
@@ -288,7 +290,7 @@ pub const MODELS: &[Model] = &[
         ..chat(
             "qwen2.5-coder:1.5b",
             "Qwen2.5-Coder 1.5B Instruct",
-            1_544,
+            [1_544, 224],
             32_768,
             APACHE,
             "code completion and small edits",
@@ -298,7 +300,7 @@ pub const MODELS: &[Model] = &[
     chat(
         "qwen2.5-coder:0.5b",
         "Qwen2.5-Coder 0.5B Instruct",
-        494,
+        [494, 96],
         32_768,
         APACHE,
         "code completion on any machine",
@@ -307,7 +309,7 @@ pub const MODELS: &[Model] = &[
     chat(
         "qwen2.5-coder:3b",
         "Qwen2.5-Coder 3B Instruct",
-        3_086,
+        [3_086, 288],
         32_768,
         QWEN_RESEARCH,
         "code on a laptop; research only",
@@ -316,7 +318,7 @@ pub const MODELS: &[Model] = &[
     chat(
         "qwen2.5-coder:7b",
         "Qwen2.5-Coder 7B Instruct",
-        7_616,
+        [7_616, 448],
         32_768,
         APACHE,
         "writing and explaining code",
@@ -325,7 +327,7 @@ pub const MODELS: &[Model] = &[
     chat(
         "qwen2.5-coder:14b",
         "Qwen2.5-Coder 14B Instruct",
-        14_770,
+        [14_770, 1_536],
         32_768,
         APACHE,
         "writing, reviewing and repairing code",
@@ -334,7 +336,7 @@ pub const MODELS: &[Model] = &[
     chat(
         "qwen2.5-coder:32b",
         "Qwen2.5-Coder 32B Instruct",
-        32_764,
+        [32_764, 2_048],
         32_768,
         APACHE,
         "the best coder of its family",
@@ -345,7 +347,7 @@ pub const MODELS: &[Model] = &[
         ..chat(
             "qwen3:8b",
             "Qwen3 8B",
-            8_191,
+            [8_191, 1_152],
             40_960,
             APACHE,
             "reasoning with visible thoughts, tools",
@@ -355,7 +357,7 @@ pub const MODELS: &[Model] = &[
     chat(
         "qwen3:0.6b",
         "Qwen3 0.6B",
-        596,
+        [596, 896],
         40_960,
         APACHE,
         "short answers on any machine",
@@ -364,7 +366,7 @@ pub const MODELS: &[Model] = &[
     chat(
         "qwen3:1.7b",
         "Qwen3 1.7B",
-        1_721,
+        [1_721, 896],
         40_960,
         APACHE,
         "short answers, tools",
@@ -373,7 +375,7 @@ pub const MODELS: &[Model] = &[
     chat(
         "qwen3:4b",
         "Qwen3 4B",
-        4_022,
+        [4_022, 1_152],
         40_960,
         APACHE,
         "reasoning on a laptop, tools",
@@ -382,7 +384,7 @@ pub const MODELS: &[Model] = &[
     chat(
         "qwen3:4b-instruct-2507",
         "Qwen3 4B Instruct 2507",
-        4_022,
+        [4_022, 1_152],
         262_144,
         APACHE,
         "chat and long documents on a laptop, without thoughts",
@@ -391,7 +393,7 @@ pub const MODELS: &[Model] = &[
     chat(
         "qwen3:14b",
         "Qwen3 14B",
-        14_768,
+        [14_768, 1_280],
         40_960,
         APACHE,
         "reasoning, tools, code",
@@ -400,7 +402,7 @@ pub const MODELS: &[Model] = &[
     chat(
         "qwen3:32b",
         "Qwen3 32B",
-        32_762,
+        [32_762, 2_048],
         40_960,
         APACHE,
         "the best dense model of its family",
@@ -429,7 +431,7 @@ pub const MODELS: &[Model] = &[
         ..chat(
             "smollm2:135m",
             "SmolLM2 135M Instruct",
-            135,
+            [135, 180],
             8_192,
             APACHE,
             "trying things out: small and fast to download",
@@ -439,7 +441,7 @@ pub const MODELS: &[Model] = &[
     chat(
         "smollm2:360m",
         "SmolLM2 360M Instruct",
-        362,
+        [362, 320],
         8_192,
         APACHE,
         "short answers on any machine",
@@ -448,7 +450,7 @@ pub const MODELS: &[Model] = &[
     chat(
         "smollm2:1.7b",
         "SmolLM2 1.7B Instruct",
-        1_711,
+        [1_711, 1_536],
         8_192,
         APACHE,
         "short answers, summaries in English",
@@ -457,7 +459,7 @@ pub const MODELS: &[Model] = &[
     chat(
         "mistral:7b",
         "Mistral 7B Instruct v0.3",
-        7_248,
+        [7_248, 1_024],
         32_768,
         APACHE,
         "general chat in English and French",
@@ -468,7 +470,7 @@ pub const MODELS: &[Model] = &[
         ..chat(
             "deepseek-r1:7b",
             "DeepSeek R1 Distill Qwen 7B",
-            7_616,
+            [7_616, 448],
             131_072,
             MIT,
             "step-by-step reasoning, mathematics",
@@ -478,7 +480,7 @@ pub const MODELS: &[Model] = &[
     chat(
         "deepseek-r1:1.5b",
         "DeepSeek R1 Distill Qwen 1.5B",
-        1_777,
+        [1_777, 224],
         131_072,
         MIT,
         "mathematics on any machine",
@@ -487,7 +489,7 @@ pub const MODELS: &[Model] = &[
     chat(
         "deepseek-r1:8b",
         "DeepSeek R1 Distill Llama 8B",
-        8_030,
+        [8_030, 1_024],
         131_072,
         LLAMA31,
         "step-by-step reasoning, mathematics",
@@ -496,7 +498,7 @@ pub const MODELS: &[Model] = &[
     chat(
         "deepseek-r1:14b",
         "DeepSeek R1 Distill Qwen 14B",
-        14_770,
+        [14_770, 1_536],
         131_072,
         MIT,
         "step-by-step reasoning, mathematics, code",
@@ -505,7 +507,7 @@ pub const MODELS: &[Model] = &[
     chat(
         "deepseek-r1:32b",
         "DeepSeek R1 Distill Qwen 32B",
-        32_764,
+        [32_764, 2_048],
         131_072,
         MIT,
         "the strongest reasoning at this size",
@@ -514,7 +516,7 @@ pub const MODELS: &[Model] = &[
     chat(
         "deepseek-r1:70b",
         "DeepSeek R1 Distill Llama 70B",
-        70_554,
+        [70_554, 2_560],
         131_072,
         LLAMA33,
         "step-by-step reasoning on large machines",

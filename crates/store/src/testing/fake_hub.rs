@@ -224,7 +224,10 @@ impl State {
                 });
                 self.api_page(&info, Vec::new())
             }
-            (true, "tree") => self.tree(&repository, path, query),
+            (true, "tree") => {
+                let host = request.headers.get("host").map_or("", String::as_str);
+                self.tree(&repository, &format!("http://{host}{path}"), query)
+            }
             (false, "resolve") => self.resolve(request, &repository, rest.first().unwrap_or(&""), storage),
             _ => error(404, "", "Not Found"),
         }
@@ -236,7 +239,7 @@ impl State {
         (Page { body, kind, headers, no_ranges: true, ..Page::default() }, self.api_faults.pop_front())
     }
 
-    fn tree(&mut self, repository: &FakeRepository, path: &str, query: &str) -> (Page, Option<Fault>) {
+    fn tree(&mut self, repository: &FakeRepository, url: &str, query: &str) -> (Page, Option<Fault>) {
         if let Some(listing) = &repository.listing {
             return self.api_page(listing, Vec::new());
         }
@@ -256,8 +259,7 @@ impl State {
         let next = start + self.page_size;
         let mut headers = Vec::new();
         if next < repository.files.len() {
-            // The real hub sends absolute addresses; relative ones are as valid.
-            headers.push(("link", format!("<{path}?recursive=true&cursor={next}>; rel=\"next\"")));
+            headers.push(("link", format!("<{url}?recursive=true&cursor={next}>; rel=\"next\"")));
         }
         self.api_page(&json!(entries), headers)
     }
@@ -280,8 +282,8 @@ impl State {
         };
         let commit = ("x-repo-commit", repository.commit.clone());
         if !is_large(&path) {
-            let page =
-                Page { body: bytes.clone(), kind: "text/plain", headers: vec![commit], ..Page::default() };
+            let headers = vec![commit, ("etag", format!("\"{}\"", &hash[..40]))];
+            let page = Page { body: bytes.clone(), kind: "text/plain", headers, ..Page::default() };
             return (page, None);
         }
         self.next_signature += 1;

@@ -8,7 +8,7 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 /// A failure of one response.
@@ -150,9 +150,7 @@ impl Server {
 
     /// Waits until a path is requested.
     pub fn wait_for(&self, path: &str) {
-        let start = Instant::now();
         while !self.shared.requests.lock().unwrap().iter().any(|request| request.path == path) {
-            assert!(start.elapsed() < Duration::from_secs(20), "{path} was never requested");
             std::thread::sleep(Duration::from_millis(5));
         }
     }

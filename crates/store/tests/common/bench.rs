@@ -40,6 +40,7 @@ impl Bench {
             title: "A test",
             chat: true,
             millions: 1,
+            kv_mib: 1,
             context_length: 8192,
             licence: Licence { name: "Terms", url: "https://example.org/terms" },
             suggested_use: "testing",
@@ -49,9 +50,10 @@ impl Bench {
         let pinned =
             Pinned { quant: "Q8_0", bytes: bytes.len() as u64, sha256: sha256(&bytes).leak(), sources };
         let settings = Settings {
-            hub_connect_timeout: Duration::from_secs(3),
-            connect_timeout: Duration::from_secs(5),
-            stall_timeout: Duration::from_secs(10),
+            // Long enough for a busy machine.
+            hub_connect_timeout: Duration::from_secs(60),
+            connect_timeout: Duration::from_secs(60),
+            stall_timeout: Duration::from_secs(120),
             retry_delay: Duration::from_millis(1),
             ..Settings::new(&server.url, &format!("{}/simple", server.url))
         };
