@@ -256,6 +256,44 @@ fn an_interrupted_pull_says_how_to_resume() {
 }
 
 #[test]
+fn a_killed_pull_resumes_where_it_was() {
+    let rig = Rig::new();
+    const RECEIVED: usize = 100_000;
+    // Two short responses are for the header; the third is the download, which hangs.
+    let listed = json(&rig.ok(&["pull", "hf.co/tiny/Tiny-GGUF", "--dry-run", "--json"]));
+    assert_eq!(listed["quant"], "Q8_0");
+    let headers = rig.hub.storage.all_requests().len();
+    for _ in 0..headers {
+        rig.hub.storage_fault(Fault::Cut(usize::MAX));
+    }
+    rig.hub.storage_fault(Fault::Stall(RECEIVED));
+    let mut command = indrik(&["pull", "hf.co/tiny/Tiny-GGUF"]);
+    rig.environment(&mut command);
+    let mut pull =
+        command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null()).spawn().unwrap();
+    let part = rig.models().join("tiny.part");
+    let received = || {
+        let files = fs::read_dir(&part).into_iter().flatten().flatten();
+        let parts = files.filter(|file| file.path().extension().is_some_and(|extension| extension == "part"));
+        parts.map(|file| file.metadata().map_or(0, |found| found.len())).sum::<u64>()
+    };
+    while received() < RECEIVED as u64 {
+        assert!(pull.try_wait().unwrap().is_none(), "the pull ended by itself");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    pull.kill().unwrap();
+    pull.wait().unwrap();
+    rig.hub.storage.all_requests();
+
+    let output = rig.ok(&["pull", "hf.co/tiny/Tiny-GGUF"]);
+    assert!(stderr(&output).contains("resuming at "), "{}", stderr(&output));
+    assert_eq!(fs::read(rig.models().join("tiny.gguf")).unwrap(), q8_0());
+    let ranges: Vec<String> =
+        rig.hub.storage.all_requests().iter().map(|request| request.headers["range"].clone()).collect();
+    assert!(ranges.contains(&format!("bytes={RECEIVED}-")), "{ranges:?}");
+}
+
+#[test]
 fn search_lists_the_catalogue_with_sizes_licences_and_uses() {
     let rig = Rig::new();
     let all = json(&rig.ok(&["search", "--json"]));

@@ -118,8 +118,8 @@ fn row(store: &Store, entry: StoreEntry) -> Row {
     };
     let record = entry.record.as_ref();
     Row {
-        licence: record.map(|record| record.licence.clone()).or(licence),
-        licence_url: record.map(|record| record.licence_url.clone()),
+        licence: record.map(|record| record.licence.clone()).filter(|name| !name.is_empty()).or(licence),
+        licence_url: record.map(|record| record.licence_url.clone()).filter(|url| !url.is_empty()),
         source: record.map(|record| record.source.clone()),
         sha256: record.map(|record| record.sha256.clone()),
         path: entry.path.display().to_string(),

@@ -13,8 +13,8 @@ use crate::output;
 /// List the models that can be pulled by name
 #[derive(Args)]
 #[command(after_help = "Example: indrik search coder\n\n\
-    Sizes are those of the weights with 4 and with 8 bits. Memory is what a model needs with an 8k context; both are \
-    computed from the number of parameters. `indrik pull NAME --dry-run` reads the exact figures from the hub. The hub \
+    Size is that of a file with 4 bits per weight. Memory is what a model needs with an 8k context. Both are computed \
+    from the number of parameters, except for the three pinned models. `indrik pull NAME --dry-run` reads the exact figures from the hub. The hub \
     has many more models: `indrik pull hf.co/OWNER/REPOSITORY` pulls any that is supported.")]
 pub struct Arguments {
     /// Words that must occur in the name, description, licence or suggested use; all models without any
@@ -32,18 +32,19 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 }
 
 /// Bits per weight of files with 4 bits: Q4_K_M and its relatives.
-const BITS_4: f64 = 4.85;
-/// Bits per weight of Q8_0.
+const FILE_BITS_4: f64 = 4.85;
+/// Bits per weight on the GPU of 4-bit files, a part of which has 8: the embeddings, and some of the layers.
+const BITS_4: f64 = 5.3;
+/// Bits per weight on the GPU of 8-bit files.
 const BITS_8: f64 = 8.5;
-/// Share of the weights that KV cache and scratch buffers take on top.
-const OVERHEAD: f64 = 0.12;
-/// Minimum of that, in bytes.
-const MIN_OVERHEAD: u64 = 400 << 20;
+/// Activations, logits and tables: a constant, and a share of the weights.
+const SCRATCH: u64 = 256 << 20;
+const SCRATCH_SHARE: f64 = 0.02;
 
-/// Memory that a model needs, in bytes: an estimate.
+/// Memory that a model needs with an 8k context, in bytes: an estimate.
 fn memory_needed(model: &Model, bits: f64) -> u64 {
     let weights = f64::from(model.millions) * 1e6 * bits / 8.0;
-    weights as u64 + MIN_OVERHEAD.max((weights * OVERHEAD) as u64)
+    (weights * (1.0 + SCRATCH_SHARE)) as u64 + (u64::from(model.kv_mib) << 20) + SCRATCH
 }
 
 /// Lists the models that match all words.
@@ -62,7 +63,7 @@ pub fn list(words: &[String], device: Option<&str>, as_json: bool) -> anyhow::Re
             json!({
                 "name": model.name, "aliases": model.aliases, "title": model.title,
                 "parameters": u64::from(model.millions) * 1_000_000, "context_length": model.context_length,
-                "bytes": model.file_bytes(BITS_4), "bytes_exact": model.pinned.is_some(),
+                "bytes": model.file_bytes(FILE_BITS_4), "bytes_exact": model.pinned.is_some(),
                 "sha256": model.pinned.map(|pinned| pinned.sha256),
                 "memory_4_bit": memory_needed(model, BITS_4), "memory_8_bit": memory_needed(model, BITS_8),
                 "fits_bits": fits(model),
@@ -85,7 +86,7 @@ pub fn list(words: &[String], device: Option<&str>, as_json: bool) -> anyhow::Re
         let about = if model.pinned.is_some() { "" } else { "~" };
         vec![
             model.name.to_string(),
-            format!("{about}{}", format_bytes(model.file_bytes(BITS_4))),
+            format!("{about}{}", format_bytes(model.file_bytes(FILE_BITS_4))),
             format!(
                 "~{} / ~{}",
                 format_bytes(memory_needed(model, BITS_4)),
@@ -103,4 +104,61 @@ pub fn list(words: &[String], device: Option<&str>, as_json: bool) -> anyhow::Re
     output::print(&output::table(&header, &rows))?;
     output::print(&format!("\nFits: on {}, {} for models.\n", machine.name, format_bytes(usable)))?;
     Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use checkpoint::Config;
+    use model::Size;
+    use weights::blueprint::{Reservation, kv_layers};
+    use weights::plan::kv_bytes;
+
+    use super::*;
+
+    /// Parameters of the matrices.
+    fn parameters(config: &Config, own_head: bool) -> u64 {
+        let [hidden, intermediate, vocab, query, kv, layers] = [
+            config.hidden,
+            config.intermediate,
+            config.vocab,
+            config.query_rows(),
+            config.kv_rows(),
+            config.layers,
+        ]
+        .map(u64::from);
+        let layer = hidden * (2 * query + 2 * kv + 3 * intermediate);
+        layers * layer + vocab * hidden * if own_head { 2 } else { 1 }
+    }
+
+    #[test]
+    fn the_catalogue_agrees_with_published_dimensions() {
+        for (name, size, own_head) in [
+            ("gemma3:270m", Size::Gemma270M, false),
+            ("gemma3:1b", Size::Gemma1B, false),
+            ("gemma3:4b", Size::Gemma4B, false),
+            ("gemma3:12b", Size::Gemma12B, false),
+            ("gemma3:27b", Size::Gemma27B, false),
+            ("smollm2:135m", Size::SmolLm135M, false),
+            ("llama3.2:1b", Size::Llama1B, false),
+            ("llama3.1:8b", Size::Llama8B, true),
+            ("qwen2.5:1.5b", Size::Qwen1B5, false),
+            ("qwen2.5:7b", Size::Qwen7B, true),
+            ("qwen3:8b", Size::Qwen3Of8B, true),
+        ] {
+            let model = catalogue::find(name).unwrap();
+            let config = size.config().unwrap();
+            let ratio = f64::from(model.millions) * 1e6 / parameters(&config, own_head) as f64;
+            assert!((0.99..1.01).contains(&ratio), "{name}: parameters {ratio}");
+            // Sliding-window layers keep the window and a prefill chunk of 512 tokens.
+            let window = if name.starts_with("gemma3:270m") || name == "gemma3:1b" { 512 } else { 1024 };
+            let reservation = Reservation {
+                context_length: 8192,
+                sliding_tokens: window + 576,
+                ..Reservation::WEIGHTS_ONLY
+            };
+            let kv = kv_bytes(&kv_layers(&config, &reservation), 8192, 1);
+            let ratio = f64::from(model.kv_mib) / (kv as f64 / f64::from(1 << 20));
+            assert!((0.95..1.05).contains(&ratio), "{name}: KV cache {ratio}");
+        }
+    }
 }

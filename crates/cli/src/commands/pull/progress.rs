@@ -47,6 +47,9 @@ impl Reporter {
             PullEvent::Retrying { reason, delay } => {
                 format!("  {}; retrying in {} s", printable(reason), delay.as_secs_f64())
             }
+            PullEvent::Offline { repository, reason } => {
+                format!("  {}; using the cached files of {repository}", printable(reason))
+            }
             PullEvent::Cached { path, placed } => {
                 format!("  taken from the hub's cache ({placed}): {}", printable(path.display()))
             }

@@ -193,6 +193,14 @@ fn list(hub: &Hub, query: &Query, report: &mut dyn FnMut(PullEvent)) -> anyhow::
             },
             None => hub.list(&repository, asked.unwrap_or("main"), report),
         };
+        let listing = listing.or_else(|error| {
+            let is_network = matches!(error, Error::Network { .. });
+            let cached = hub.list_cached(&repository, asked.unwrap_or("main")).filter(|_| is_network);
+            let cached = cached.ok_or(error)?;
+            let reason = "the hub cannot be reached".to_string();
+            report(PullEvent::Offline { repository: repository.to_string(), reason });
+            Ok(cached)
+        });
         match listing {
             Ok(listing) => listings.push(listing),
             // The other repositories are on the same hub.
