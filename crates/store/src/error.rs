@@ -362,7 +362,7 @@ fn suggestions(nearest: &[&str]) -> String {
     if nearest.is_empty() {
         return String::new();
     }
-    format!("; did you mean {}?", nearest.join(" or "))
+    format!(" (did you mean {}?)", nearest.join(" or "))
 }
 
 /// The list of names in the store, for messages.

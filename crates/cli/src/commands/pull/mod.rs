@@ -265,7 +265,7 @@ impl Pull<'_> {
     ) -> anyhow::Result<Option<(Pulled, Value)>> {
         let choice = selection.to_json(machine);
         let explanation = format!(
-            "{}: {}, {} on {}, which has {} for models\n\n{}",
+            "{}: {}, {}\nOn {}, {} for models:\n\n{}",
             self.name,
             printable(&download.title),
             format_bytes(download.bytes()),
