@@ -68,9 +68,7 @@ build() {
   local remap="--remap-path-prefix=$cargo_home/registry/src=registry"
   remap+=" --remap-path-prefix=$target_dir=target --remap-path-prefix=$PWD=."
   say "building indrik $version for glibc $glibc"
-  # C++ is only in build scripts (the shader compiler). They run here and are linked by this machine's compiler, which does
-  # not find Zig's C++ library. The spelling with hyphens wins over the variable that cargo-zigbuild sets.
-  env "CXX_$rust_target=${CXX:-c++}" RUSTFLAGS="$remap" PATH="$tools/bin:$PATH" CARGO_TARGET_DIR="$target_dir" \
+  RUSTFLAGS="$remap" PATH="$tools/bin:$PATH" CARGO_TARGET_DIR="$target_dir" \
     cargo zigbuild --profile dist --locked --package indrik-cli --target "$rust_target.$glibc"
 }
 

@@ -7,8 +7,7 @@
 #   scripts/setup.sh --check    only list missing dependencies; exit 1 if there are any
 #   scripts/setup.sh --print    print the commands that would install them; exit 1 if there are any
 #
-# Run on Debian 12 and Ubuntu 24.04. Package names for Fedora, Arch, openSUSE and Alpine were checked against the
-# distributions' own package sources.
+# Run on Debian 12 and Ubuntu 24.04. Package names for other distributions are from their spec files and documentation.
 set -euo pipefail
 
 say() { printf 'setup: %s\n' "$*"; }
@@ -230,7 +229,7 @@ advise() { # MANAGER COMMAND…
   root "$@" "${packages[@]}"
 }
 
-untested() { say "this script was not run on $1; its package names come from the distribution's package sources"; }
+untested() { say "this script was not run on $1; package names may differ there"; }
 
 manager=
 for candidate in apt-get dnf pacman zypper apk nix-shell; do

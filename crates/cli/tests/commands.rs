@@ -93,8 +93,8 @@ fn selftest_fails_when_the_device_is_lost() {
     if !has_cpu_driver() {
         return;
     }
-    let output = indrik(&["doctor", "--selftest", "--device", "llvmpipe"])
-        .env("INDRIK_FAULT", "device-lost@20")
+    let output = indrik(&["doctor", "--selftest", "--device", "llvmpipe", "--kernel", "norm"])
+        .env("INDRIK_FAULT", "device-lost@5")
         .output()
         .unwrap();
     assert_eq!(output.status.code(), Some(1));
