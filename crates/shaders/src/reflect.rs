@@ -1,6 +1,6 @@
 //! Reflects the host-visible interface of a shader: push constants, specialisation constants, workgroup size.
 //!
-//! Works on the tables of [`Module`]. Anything that `gpu::shader` cannot represent is an error that names the
+//! Works on the tables of a parsed module. Anything that `gpu::shader` cannot represent is an error that names the
 //! offending item.
 
 use std::collections::{BTreeMap, HashSet};
