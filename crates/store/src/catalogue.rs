@@ -126,7 +126,7 @@ pub fn search(words: &[String]) -> Vec<&'static Model> {
 }
 
 /// Names of the families, comma-separated, for messages.
-pub fn families() -> String {
+pub fn name_prefixes() -> String {
     let mut families: Vec<&str> = MODELS.iter().map(Model::family).collect();
     families.dedup();
     families.join(", ")

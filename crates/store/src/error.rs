@@ -48,11 +48,11 @@ pub enum Error {
     },
     /// Not in the catalogue.
     #[error(
-        "unknown model '{}'{}; families: {}; `indrik search` lists all models, and hf.co/OWNER/REPOSITORY pulls any \
-         other",
+        "unknown model '{}'{}; known names: {}; `indrik search` lists all models, and `indrik pull hf.co/OWNER/REPO` pulls \
+         any supported one",
         printable(name),
         suggestions(nearest),
-        catalogue::families()
+        catalogue::name_prefixes()
     )]
     UnknownModel {
         /// The requested model.
@@ -111,7 +111,7 @@ pub enum Error {
     },
     /// The hub does not accept the token.
     #[error(
-        "the hub does not accept the token in HF_TOKEN (or the one saved by the hub's own command line): create a \
+        "the hub does not accept the token in HF_TOKEN (or the one saved by `hf auth login`): create a \
          new one at {page}, or unset it"
     )]
     InvalidToken {
@@ -261,9 +261,12 @@ pub enum Error {
         /// Each source with its failure.
         reasons: Vec<(String, String)>,
     },
-    /// Cancelled by the user.
+    /// A download was cancelled by the user.
     #[error("cancelled; the partial download is kept, and the same command resumes it")]
     Cancelled,
+    /// An import was cancelled by the user.
+    #[error("cancelled; nothing was added to the store")]
+    ImportCancelled,
 }
 
 impl Error {
@@ -318,8 +321,8 @@ impl Error {
 fn advice(status: u16, retry_after: Option<Duration>) -> String {
     match (status, retry_after) {
         (401 | 403, _) => {
-            " (no access: a hub may require that its terms are accepted and HF_TOKEN is set; an index \
-                           may require credentials in its address)"
+            " (no access: accept the model's terms on the hub and set HF_TOKEN; a package index may need \
+                           credentials in its URL)"
                 .to_string()
         }
         (404, _) => " (not found)".to_string(),

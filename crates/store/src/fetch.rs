@@ -12,7 +12,7 @@ use std::{
 
 use crate::{
     client::Client,
-    download::{IoContext, Session, discard, file_len},
+    download::{IoContext, Session, discard, file_len, remove_if_exists},
     entries::IMAGE_ENCODER,
     error::{Error, Result},
     folder::{FileRecord, ModelRecord, Store, file_stem},
@@ -350,19 +350,26 @@ impl ModelDownload {
             };
         }
         let path = self.part_path(part, file);
-        let mut from_cache = self.cached(file, session.settings).filter(|_| downloaded(&path) < file.bytes);
+        if let Some(cached) = self.cached(file, session.settings) {
+            // Under a name of its own: it may be a link into the cache, which no download may write to.
+            let linked = part.join(format!("{}.cached", self.identity(file)));
+            remove_if_exists(&linked)?;
+            let mut progress = |bytes| report(PullEvent::Progress { done: before + bytes, total });
+            let placed = place::place(&cached, &linked, session.cancel, &mut progress)?;
+            report(PullEvent::Cached { path: cached.clone(), placed });
+            report(PullEvent::Verifying);
+            let found = sha256::hash_file(&linked, session.cancel)?;
+            if file.sha256.as_ref() == Some(&found) {
+                fs::rename(&linked, &complete).with_path(&complete)?;
+                discard(&path)?;
+                return Ok(found);
+            }
+            remove_if_exists(&linked)?;
+            report(PullEvent::Discarded { reason: format!("{} is damaged", cached.display()) });
+        }
         let mut may_retry = true;
         loop {
-            match from_cache.take() {
-                Some(cached) => {
-                    discard(&path)?;
-                    let mut progress = |bytes| report(PullEvent::Progress { done: before + bytes, total });
-                    let placed = place::place(&cached, &path, session.cancel, &mut progress)?;
-                    report(PullEvent::Cached { path: cached, placed });
-                }
-                None => self
-                    .download(file, &path, session, &mut |event| report(pull_event(event, before, total)))?,
-            }
+            self.download(file, &path, session, &mut |event| report(pull_event(event, before, total)))?;
             report(PullEvent::Verifying);
             let found = sha256::hash_file(&path, session.cancel)?;
             match &file.sha256 {
@@ -454,7 +461,7 @@ impl ModelDownload {
             !known.path.contains('/') && self.files.iter().all(|file| file.target != known.path)
         });
         for file in stale {
-            crate::download::remove_if_exists(&store.folder().join(&file.path))?;
+            remove_if_exists(&store.folder().join(&file.path))?;
         }
         Ok(())
     }

@@ -88,7 +88,12 @@ impl Store {
         let mut before = 0;
         for (index, file) in source.files.iter().enumerate() {
             let mut progress = |bytes| report(PullEvent::Progress { done: before + bytes, total });
-            let placed = place::place(file, &part.join(index.to_string()), cancel, &mut progress)?;
+            let placed = place::place(file, &part.join(index.to_string()), cancel, &mut progress).map_err(
+                |error| match error {
+                    Error::Cancelled => Error::ImportCancelled,
+                    other => other,
+                },
+            )?;
             before += file_len(file);
             result = match (result, placed) {
                 (Placed::Copy, _) | (_, Placed::Copy) => Placed::Copy,

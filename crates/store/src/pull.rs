@@ -32,6 +32,8 @@ use crate::{
 
 /// The partial download from the hub.
 const HUB_PART: &str = "hub.gguf.part";
+/// A file from the Hugging Face cache, before it is verified.
+const CACHED_PART: &str = "cached.gguf.part";
 
 /// Options of a pull.
 #[derive(Clone, Copy, Debug)]
@@ -138,6 +140,12 @@ fn present(
             return Ok(Some(record));
         }
     }
+    // A file without a record of a pull is the user's own.
+    let record = store.read_record(model.name);
+    let pulled = record.is_some_and(|record| record.request.is_none_or(|request| request == model.name));
+    if !pulled {
+        return Err(Error::NameTaken { name: model.name.to_string(), existing: path.display().to_string() });
+    }
     report(PullEvent::Damaged { path: path.to_path_buf() });
     Ok(None)
 }
@@ -230,7 +238,8 @@ impl PullTask<'_> {
     }
 
     fn take_cached(&self, cached: PathBuf, report: &mut dyn FnMut(PullEvent)) -> Result<PathBuf> {
-        let path = self.part.join(HUB_PART);
+        // Under a name of its own: it may be a link into the cache, which no download may write to.
+        let path = self.part.join(CACHED_PART);
         discard(&path)?;
         let total = self.pinned.bytes;
         let mut progress = |done| report(PullEvent::Progress { done, total });

@@ -1,7 +1,7 @@
 //! Downloading a large file over several connections, one range each.
 //!
 //! The file has its full size from the start, and a journal next to it records how much of each range is
-//! there, so that any interruption costs at most a second of data. The journal is written after the data that
+//! there, so that any interruption costs a few seconds of data at most. The journal is written after the data that
 //! it describes.
 //!
 //! Where the checksum of the file is known, it decides in the end whether the content is right. Otherwise
@@ -12,7 +12,7 @@
 use std::{
     collections::VecDeque,
     fs::{self, File, OpenOptions},
-    io::{ErrorKind, Read},
+    io::{ErrorKind, Read, Write},
     os::unix::fs::FileExt,
     path::Path,
     sync::{
@@ -29,7 +29,7 @@ use crate::{
     client::network_error,
     download::{
         DownloadEvent, IoContext, MAX_ATTEMPTS, Request, Session, discard, file_len, journal_path,
-        parse_range, remove_if_exists,
+        parse_range,
     },
     error::{Error, Result},
     hub::Location,
@@ -39,7 +39,7 @@ use crate::{
 /// Interval of progress reports.
 const REPORT_INTERVAL: Duration = Duration::from_millis(50);
 /// Interval at which the journal is written.
-const JOURNAL_INTERVAL: Duration = Duration::from_secs(1);
+const JOURNAL_INTERVAL: Duration = Duration::from_secs(5);
 /// Maximum number of ranges: bounds the journal.
 const MAX_RANGES: u64 = 1 << 16;
 /// How often a download starts over because the file changed.
@@ -178,10 +178,15 @@ impl Session<'_> {
         {
             return self.download(&sequential, report);
         }
+        if resumed.is_none() {
+            // Whatever is there is not ours to write into; it may even be a link to a file elsewhere.
+            discard(request.path)?;
+        }
         let mut journal = resumed.unwrap_or_else(|| Journal::new(request, self.settings.range_bytes));
         for _ in 0..=MAX_CHANGES {
             match self.transfer(request, &journal, report) {
-                Ok(()) => return remove_if_exists(&journal_path(request.path)),
+                // The journal stays until the file is verified: without it, the next attempt would start over.
+                Ok(()) => return Ok(()),
                 Err(Failure::Other(error) | Failure::Expired(error, _)) => return Err(error),
                 Err(Failure::NoRanges) => {
                     discard(request.path)?;
@@ -207,7 +212,6 @@ impl Session<'_> {
     ) -> Result<(), Failure> {
         let path = request.path;
         let file = OpenOptions::new().create(true).truncate(false).write(true).open(path).with_path(path)?;
-        file.set_len(request.size).with_path(path)?;
         let missing = |index: &usize| journal.done[*index] < journal.range_len(*index as u64);
         let transfer = Transfer {
             session: self,
@@ -220,9 +224,13 @@ impl Session<'_> {
             etag: Mutex::new(journal.etag.clone()),
             stop: AtomicBool::new(false),
         };
+        // In this order: a file of full length without a journal would look complete.
+        transfer.save()?;
+        transfer.file.set_len(request.size).with_path(path)?;
         report(DownloadEvent::Progress(journal.total()));
         let (events, received) = mpsc::channel::<(Error, Duration)>();
         let connections = self.settings.connections.min(lock(&transfer.queue).len());
+        let mut save_error = None;
         let result = std::thread::scope(|scope| {
             let workers: Vec<_> = (0..connections)
                 .map(|_| {
@@ -240,8 +248,9 @@ impl Session<'_> {
                 }
                 report(DownloadEvent::Progress(transfer.total()));
                 if saved.elapsed() >= JOURNAL_INTERVAL {
-                    // A failure, such as a full disk, is reported below, when all connections have ended.
-                    if transfer.save().is_err() {
+                    // A failure, such as a full disk, is returned below, when all connections have ended.
+                    if let Err(error) = transfer.save() {
+                        save_error.get_or_insert(error);
                         transfer.stop.store(true, Ordering::Relaxed);
                     }
                     saved = Instant::now();
@@ -257,7 +266,15 @@ impl Session<'_> {
         transfer.save()?;
         report(DownloadEvent::Progress(transfer.total()));
         self.check_cancelled()?;
-        result
+        result?;
+        match save_error {
+            Some(error) => Err(error.into()),
+            // Never without an error above; the file already has its full length, so nothing else would notice.
+            None if transfer.total() != request.size => {
+                Err(network_error(request.url, &"the download is incomplete").into())
+            }
+            None => Ok(()),
+        }
     }
 }
 
@@ -274,10 +291,13 @@ impl Transfer<'_> {
             etag: lock(&self.etag).clone(),
             done: self.done.iter().map(|done| done.load(Ordering::Relaxed)).collect(),
         };
+        // The data first: after a power failure the journal must not claim bytes that were never written.
+        self.file.sync_data().with_path(self.request.path)?;
         let path = journal_path(self.request.path);
         let temporary = path.with_extension("new");
         let text = serde_json::to_vec(&journal).expect("numbers and text always serialise");
-        fs::write(&temporary, text).with_path(&temporary)?;
+        let mut file = File::create(&temporary).with_path(&temporary)?;
+        file.write_all(&text).and_then(|()| file.sync_all()).with_path(&temporary)?;
         fs::rename(&temporary, &path).with_path(&path)
     }
 
@@ -322,6 +342,11 @@ impl Transfer<'_> {
                     // The receiver lives until all connections have ended.
                     let _ = events.send((error, delay));
                     self.session.sleep(delay)?;
+                }
+                // One odd answer, of a proxy for instance, must not cost what is already there.
+                Failure::NoRanges if self.total() > 0 && failures + 1 < MAX_ATTEMPTS => {
+                    failures += 1;
+                    self.session.sleep(self.session.settings.retry_delay)?;
                 }
                 other => return Err(other),
             }
@@ -399,8 +424,11 @@ impl Transfer<'_> {
             }
             _ => return Err(network_error(url, &"the server sent a different range than requested").into()),
         }
-        if let Some(tag) = tag {
-            lock(&self.etag).get_or_insert(tag);
+        // The first connections start without a known tag; of two versions, only one may be kept.
+        if let Some(tag) = tag
+            && *lock(&self.etag).get_or_insert_with(|| tag.clone()) != tag
+        {
+            return Err(Failure::Changed);
         }
         self.receive(index, reply.response.body_mut().as_reader(), start, end)
     }

@@ -309,6 +309,22 @@ fn an_interrupted_pull_resumes_with_the_missing_bytes() {
 }
 
 #[test]
+fn a_pull_interrupted_while_it_is_verified_downloads_nothing_again() {
+    let (rig, content) = Rig::with_model(1_000_000);
+    let cancel = AtomicBool::new(false);
+    let (pulled, _) = rig.pull_with(&cancel, &|event| {
+        if *event == PullEvent::Verifying {
+            cancel.store(true, Ordering::Relaxed);
+        }
+    });
+    assert!(matches!(pulled, Err(Error::Cancelled)), "{pulled:?}");
+    assert!(!ranges(&rig.hub.storage).is_empty());
+    let (pulled, _) = rig.pull();
+    rig.assert_complete(pulled, &content);
+    assert_eq!(ranges(&rig.hub.storage), [], "all bytes were there");
+}
+
+#[test]
 fn bytes_of_another_version_are_not_resumed() {
     let (rig, _) = Rig::with_model(1_000_000);
     // An earlier pull of another version left its bytes.

@@ -488,6 +488,11 @@ fn an_existing_file_is_trusted_verified_adopted_or_replaced() {
     let adopted = bench.assert_complete(bench.pull().0);
     assert!(adopted.already_present);
     assert_eq!(adopted.record.source, "found in the store");
+    // Another file of that name is the user's own and stays.
+    std::fs::remove_file(path.with_extension("json")).unwrap();
+    std::fs::write(&path, "my own model").unwrap();
+    assert!(matches!(bench.pull().0, Err(Error::NameTaken { .. })));
+    assert_eq!(std::fs::read(&path).unwrap(), b"my own model");
 }
 
 #[test]

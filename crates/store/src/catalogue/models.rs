@@ -110,7 +110,7 @@ pub const MODELS: &[Model] = &[
             [1_000, 56],
             32_768,
             GEMMA,
-            "completing text, fine-tuning",
+            "completing text",
             &["ggml-org/gemma-3-1b-pt-GGUF", "mradermacher/gemma-3-1b-pt-GGUF"],
         )
     },
@@ -131,7 +131,7 @@ pub const MODELS: &[Model] = &[
             [3_880, 346],
             131_072,
             GEMMA,
-            "completing text, fine-tuning",
+            "completing text",
             &["mradermacher/gemma-3-4b-pt-GGUF"],
         )
     },
@@ -150,7 +150,7 @@ pub const MODELS: &[Model] = &[
         [27_009, 1_306],
         131_072,
         GEMMA,
-        "the best of its family: writing, reasoning, long documents",
+        "writing, reasoning, long documents",
         &["ggml-org/gemma-3-27b-it-qat-GGUF", "ggml-org/gemma-3-27b-it-GGUF", "unsloth/gemma-3-27b-it-GGUF"],
     ),
     chat(
@@ -339,7 +339,7 @@ pub const MODELS: &[Model] = &[
         [32_764, 2_048],
         32_768,
         APACHE,
-        "the best coder of its family",
+        "writing, reviewing and repairing code; largest Qwen2.5-Coder",
         &["Qwen/Qwen2.5-Coder-32B-Instruct-GGUF"],
     ),
     Model {
@@ -350,7 +350,7 @@ pub const MODELS: &[Model] = &[
             [8_191, 1_152],
             40_960,
             APACHE,
-            "reasoning with visible thoughts, tools",
+            "reasoning (thinking mode), tools",
             &["Qwen/Qwen3-8B-GGUF"],
         )
     },
@@ -387,7 +387,7 @@ pub const MODELS: &[Model] = &[
         [4_022, 1_152],
         262_144,
         APACHE,
-        "chat and long documents on a laptop, without thoughts",
+        "chat and long documents on a laptop, non-thinking",
         &["unsloth/Qwen3-4B-Instruct-2507-GGUF"],
     ),
     chat(
@@ -405,7 +405,7 @@ pub const MODELS: &[Model] = &[
         [32_762, 2_048],
         40_960,
         APACHE,
-        "the best dense model of its family",
+        "reasoning, tools, code; largest dense Qwen 3",
         &["Qwen/Qwen3-32B-GGUF"],
     ),
     Model {
@@ -510,7 +510,7 @@ pub const MODELS: &[Model] = &[
         [32_764, 2_048],
         131_072,
         MIT,
-        "the strongest reasoning at this size",
+        "step-by-step reasoning, mathematics, code",
         &["bartowski/DeepSeek-R1-Distill-Qwen-32B-GGUF"],
     ),
     chat(

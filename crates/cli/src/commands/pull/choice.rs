@@ -2,8 +2,8 @@
 //! 8k context.
 //!
 //! What counts is the size on the GPU, not that of the file: Q8_0, Q6_K and Q5_K all become 8 bits there, so
-//! that the smaller files only save download and disk. Q8_0 is the best that is chosen by itself; F16 and BF16
-//! must be requested. A file of quantisation-aware training (QAT) beats others of its size.
+//! that the smaller files only save download and disk. Q8_0 is the highest precision that is chosen automatically; F16
+//! and BF16 must be requested. A file of quantisation-aware training (QAT) beats others of its size.
 
 use checkpoint::{Checkpoint, Config};
 use gpu::format_bytes;
@@ -131,11 +131,11 @@ impl Candidate {
         match &self.fit {
             Fit::Fits { .. } => None,
             Fit::Spills { host_bytes } => Some(format!(
-                "{} of the weights do not fit into the GPU's memory and stay in that of the host, which is slow",
+                "{} of the weights do not fit in GPU memory and stay in host memory, which is slow",
                 format_bytes(*host_bytes)
             )),
             Fit::AfterChange { short_bytes, advice } => Some(format!(
-                "an 8k context needs {} more memory than this machine offers now: {advice}",
+                "an 8k context needs {} more memory than is available now: {advice}",
                 format_bytes(*short_bytes)
             )),
             Fit::TooLarge { short_bytes } => Some(format!(
@@ -226,8 +226,8 @@ pub fn table(candidates: &[Candidate], chosen: Option<usize>) -> String {
     output::table(&["quantisation", "file", "weights on the GPU", "KV cache, 8k", "left", ""], &rows)
 }
 
-/// Hidden size above which models have an output projection of their own; smaller ones share the embeddings.
-const TIED_UP_TO: u32 = 3072;
+/// Maximum hidden size at which the head is assumed to be tied.
+const MAX_TIED_HIDDEN: u32 = 3072;
 
 /// The weights on the GPU that a file of this quantisation becomes.
 fn estimated_weights(config: &Config, quant: Option<Quant>) -> Vec<WeightDemand> {
@@ -236,7 +236,7 @@ fn estimated_weights(config: &Config, quant: Option<Quant>) -> Vec<WeightDemand>
         [config.hidden, config.intermediate, config.vocab].map(|size| size as usize);
     let (query, kv) = (config.query_rows() as usize, config.kv_rows() as usize);
     let mut weights = vec![matrix("embeddings", outer, vocab, hidden)];
-    let is_tied = config.architecture == checkpoint::Architecture::Gemma3 || config.hidden <= TIED_UP_TO;
+    let is_tied = config.architecture == checkpoint::Architecture::Gemma3 || config.hidden <= MAX_TIED_HIDDEN;
     if !is_tied {
         weights.push(matrix("head", outer, vocab, hidden));
     }

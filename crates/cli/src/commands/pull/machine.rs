@@ -53,7 +53,7 @@ impl Machine {
             margin: Margin::default(),
             gtt: None,
         };
-        Self { name: "this machine's memory (no Vulkan device found)".to_string(), memory, adapter: None }
+        Self { name: "this machine (no Vulkan device found)".to_string(), memory, adapter: None }
     }
 
     /// The limits of a single sequence of [`CONTEXT`] tokens, or of the model's context if that is shorter.

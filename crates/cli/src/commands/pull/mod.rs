@@ -25,19 +25,21 @@ use select::Selection;
 
 use crate::output;
 
-/// Download a model by name, from a repository of the hub, or from an address
+/// Download a model by name, from a Hugging Face repository, or from a URL
 #[derive(Args, Default)]
-#[command(after_help = "Example: indrik pull smollm2\n         indrik pull gemma3:27b --dry-run\n         \
+#[command(
+    after_help = "Examples: indrik pull smollm2\n          indrik pull gemma3:27b --dry-run\n          \
     indrik pull hf.co/ggml-org/gemma-3-4b-it-GGUF:Q8_0\n\n\
-    Without a quantisation, the best one is chosen whose weights fit into this machine's memory next to the KV cache \
-    of an 8k context, and the choice is explained. Models go to INDRIK_MODELS_DIR, or ~/.local/share/indrik/models. An \
+    Without a quantisation, the best one whose weights and 8k-context KV cache fit in memory is chosen, and a table \
+    explains the choice. Models go to INDRIK_MODELS_DIR, or ~/.local/share/indrik/models. An \
     interrupted pull resumes where it stopped.\n\
-    The hub is HF_ENDPOINT (default: https://huggingface.co), with HF_TOKEN for gated repositories; files in its own \
-    cache (HF_HUB_CACHE) are reused. Three small models also come from the Python package index that pip is \
+    The hub is HF_ENDPOINT (default: https://huggingface.co), with HF_TOKEN for gated repositories; files in the \
+    Hugging Face cache (HF_HUB_CACHE) are reused. Three small models also come from the Python package index that pip is \
     configured for (PIP_INDEX_URL, pip.conf); Python is not needed. HTTPS_PROXY, ALL_PROXY and SSL_CERT_FILE are \
-    respected.")]
+    respected."
+)]
 pub struct Arguments {
-    /// NAME[:SIZE][-VARIANT][:QUANT] as listed by `indrik search`, hf.co/OWNER/REPO[:QUANT], or the address of a
+    /// NAME[:SIZE][-VARIANT][:QUANT] as listed by `indrik search`, hf.co/OWNER/REPO[:QUANT], or the URL of a
     /// .gguf file
     #[arg(value_name = "MODEL", required_unless_present = "list")]
     model: Option<String>,
@@ -62,7 +64,7 @@ pub struct Arguments {
     /// Verify the checksum of a model that is already downloaded
     #[arg(long)]
     verify: bool,
-    /// Device to choose for, by index or part of its name
+    /// Device whose memory the model must fit, by index or part of its name
     #[arg(short, long, env = "INDRIK_DEVICE")]
     device: Option<String>,
     /// List the models that can be pulled, like `indrik search`
@@ -175,7 +177,15 @@ impl Pull<'_> {
 
     /// The model as an earlier pull of the same request left it. The hub is not asked.
     fn already_pulled(&self, reporter: &mut Reporter) -> anyhow::Result<Option<Pulled>> {
-        if self.arguments.update || self.arguments.dry_run || self.arguments.revision.is_some() {
+        let other_revision = matches!(
+            self.request,
+            ModelRequest::Repository { revision: Some(revision), .. } if revision != "main"
+        );
+        if self.arguments.update
+            || self.arguments.dry_run
+            || self.arguments.revision.is_some()
+            || other_revision
+        {
             return Ok(None);
         }
         let requested = self.request.to_string();
@@ -265,7 +275,7 @@ impl Pull<'_> {
     ) -> anyhow::Result<Option<(Pulled, Value)>> {
         let choice = selection.to_json(machine);
         let explanation = format!(
-            "{}: {}, {}\nOn {}, {} for models:\n\n{}",
+            "{}: {}, {}\nUsable memory on {}: {}\n\n{}",
             self.name,
             printable(&download.title),
             format_bytes(download.bytes()),

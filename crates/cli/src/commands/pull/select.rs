@@ -111,9 +111,12 @@ pub fn from_hub(
     for (index, listing) in listings.iter().enumerate() {
         let found = Variants::of(listing);
         for variant in found.models {
-            // Of equal files, the first repository's is taken.
-            let same = |(_, known): &(usize, Variant)| {
-                known.quant.is_some() && known.quant == variant.quant && known.qat == variant.qat
+            // Of equal quantisations in several repositories, the first repository's is taken.
+            let same = |(owner, known): &(usize, Variant)| {
+                *owner != index
+                    && known.quant.is_some()
+                    && known.quant == variant.quant
+                    && known.qat == variant.qat
             };
             if !pool.iter().any(same) {
                 pool.push((index, variant));
@@ -414,8 +417,8 @@ fn folder(hub: &Hub, listing: &Listing, machine: &Machine) -> anyhow::Result<Sel
     let find = |path: &str| listing.files.iter().find(|file| file.path == path);
     let weights = find("model.safetensors").or_else(|| find("model.safetensors.index.json"));
     let (Some(file), Some(_)) = (find("config.json"), weights) else {
-        let reason = "has neither GGUF files nor config.json with model.safetensors; search the hub for its name with \
-                      GGUF";
+        let reason = "has neither GGUF files nor config.json with model.safetensors; look for a GGUF \
+                      repository of this model on the hub";
         return Err(no_model(listing, reason.to_string()));
     };
     if find("tokenizer.json").is_none() {

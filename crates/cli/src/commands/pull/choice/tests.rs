@@ -1,4 +1,4 @@
-//! Choices on recorded machines, through the hub's protocol: headers with the real dimensions of a 27B model.
+//! Choices on simulated machines, through the hub's protocol: headers with the real dimensions of a 27B model.
 
 use std::sync::atomic::AtomicBool;
 
