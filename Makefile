@@ -111,7 +111,7 @@ versus: setup ## compare with llama.cpp's prebuilt Vulkan library (needs Node 20
 	fi; \
 	scripts/versus_llama_cpp.sh "$$model" $(ARGS)
 
-dist: setup ## build the release tarball and the Debian package in target/dist, for glibc 2.31 and later
+dist: setup ## build the release tarball and the Debian package in target/packages, for glibc 2.31 and later
 	scripts/dist.sh
 
 # The binary of `make dist` takes the place of the image's build stage, so that all packages hold the same one.

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds what a release consists of, in target/dist:
+# Builds what a release consists of, in target/packages:
 #
 #   indrik-VERSION-x86_64-linux.tar.gz   binary, unit, completions, manual pages, licences; unpacks into a prefix
 #   indrik_VERSION-1_amd64.deb           the same as a Debian package, with the service
@@ -9,7 +9,7 @@
 #   scripts/dist.sh build      only the binary
 #   scripts/dist.sh package    only the packages, from the binary that `build` left
 #
-# The binary is linked by Zig against glibc 2.31, so it runs on any distribution since 2020 whatever this machine's glibc.
+# The binary is linked by Zig against glibc 2.31, so it runs with glibc 2.31 (2020) or later, whatever this machine's version.
 # Zig and cargo-zigbuild come from the Python package index, pinned with hashes, into target/dist-tools.
 #
 # Times in the packages are those of the last commit (SOURCE_DATE_EPOCH overrides), so packaging one binary twice gives
@@ -35,9 +35,9 @@ esac
 glibc=2.31
 rust_target=x86_64-unknown-linux-gnu
 target_dir=$(realpath -m "${CARGO_TARGET_DIR:-target}")
-binary=$target_dir/$rust_target/dist/indrik
+binary=$target_dir/$rust_target/packages/indrik
 tools=$target_dir/dist-tools
-out=$target_dir/dist
+out=$target_dir/packages
 version=$(sed -n 's/^version = "\(.*\)"$/\1/p' Cargo.toml | head -n 1)
 maintainer=${DIST_MAINTAINER:-The Indrik authors <maintainers@indrik.invalid>}
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)} || die "not a git checkout: set SOURCE_DATE_EPOCH"

@@ -27,7 +27,7 @@ for tool in debootstrap systemd-nspawn nsenter; do
 done
 
 target_dir=$(realpath -m "${CARGO_TARGET_DIR:-target}")
-dist=$target_dir/dist
+dist=$target_dir/packages
 [ -f "$dist/SHA256SUMS" ] || die "$dist has no packages: run \`make dist\` first"
 work=$target_dir/dist-test
 base=$work/bookworm

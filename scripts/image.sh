@@ -23,7 +23,7 @@ done
 [ -n "$tool" ] || die "no podman, buildah or docker found: install one of them"
 
 version=$(sed -n 's/^version = "\(.*\)"$/\1/p' Cargo.toml | head -n 1)
-archive=$(realpath -m "${CARGO_TARGET_DIR:-target}")/dist/indrik-$version-x86_64-linux.tar.gz
+archive=$(realpath -m "${CARGO_TARGET_DIR:-target}")/packages/indrik-$version-x86_64-linux.tar.gz
 [ -f "$archive" ] || die "$archive does not exist: run \`make dist\` first"
 
 # The build context `build` replaces the stage of that name.

@@ -1,6 +1,6 @@
 //! Loads the model given by `-m MODEL`, with progress on the terminal.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, atomic::Ordering};
 
 use clap::{Args, ValueEnum};
 use gpu::format_bytes;
@@ -99,14 +99,17 @@ impl ModelArguments {
         prompt_tokens: usize,
         sampling: &Sampling,
     ) -> anyhow::Result<Model> {
-        let model = load(files, Options { context_length: Some(context_length), ..self.options() })?;
+        let loaded = load(files, Options { context_length: Some(context_length), ..self.options() })?;
         let progress = Terminal::default();
-        let prepared = model.prepare(prompt_tokens, sampling, &|stage| progress.show(stage))?;
+        let prepared = loaded.prepare(prompt_tokens, sampling, &|stage| progress.show(stage))?;
         drop(progress);
-        if let Some(text) = first_start(model.load_report(), &prepared) {
+        if output::control().cancel.load(Ordering::Relaxed) {
+            return Err(model::Error::Cancelled.into());
+        }
+        if let Some(text) = first_start(loaded.load_report(), &prepared) {
             note!("{text}");
         }
-        Ok(model)
+        Ok(loaded)
     }
 }
 
@@ -139,13 +142,13 @@ fn first_start_text(loading: f64, tuning: f64, prepared: &Preparation) -> Option
         stages.push(format!("tuning {tuning:.1} s"));
     }
     if compiling > 0.0 {
-        stages.push(format!("compiling {} kernels {compiling:.1} s", prepared.compiled));
+        stages.push(format!("compiling {} pipelines {compiling:.1} s", prepared.compiled));
     }
     let next = loading + prepared.time.recording.as_secs_f64();
     let total = next + tuning + compiling;
     let stages = stages.join(", ");
     Some(format!(
-        "First start of this model on this GPU: {total:.1} s ({stages}). The next takes about {next:.1} s."
+        "First start with this model, GPU and driver: {total:.1} s ({stages}). The next should take about {next:.1} s."
     ))
 }
 
@@ -196,7 +199,7 @@ pub fn describe(stage: LoadProgress<'_>) -> String {
         ),
         LoadProgress::Tuning { products } => format!("tuning {products} matrix products for this GPU"),
         LoadProgress::Compiling { done, total } => {
-            format!("compiling kernels for this GPU, {done} of {total}")
+            format!("compiling pipelines for this GPU, {done} of {total}")
         }
         _ => "tuning for this GPU".to_owned(),
     }
@@ -220,13 +223,13 @@ mod tests {
         let text = |tuning, preparation| first_start_text(2.1, tuning, &preparation);
         assert_eq!(
             text(2.5, preparation(40, 7.7)).unwrap(),
-            "First start of this model on this GPU: 12.4 s (loading 2.1 s, tuning 2.5 s, compiling 40 kernels 7.7 s). \
-             The next takes about 2.2 s."
+            "First start with this model, GPU and driver: 12.4 s (loading 2.1 s, tuning 2.5 s, compiling 40 pipelines \
+             7.7 s). The next should take about 2.2 s."
         );
         assert_eq!(
             text(0.0, preparation(3, 2.0)).unwrap(),
-            "First start of this model on this GPU: 4.2 s (loading 2.1 s, compiling 3 kernels 2.0 s). The next takes \
-             about 2.2 s."
+            "First start with this model, GPU and driver: 4.2 s (loading 2.1 s, compiling 3 pipelines 2.0 s). The next \
+             should take about 2.2 s."
         );
         // Loaded from the pipeline cache, however slowly; or done in no time.
         assert_eq!(text(0.0, preparation(0, 30.0)), None);

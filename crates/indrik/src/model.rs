@@ -175,18 +175,22 @@ impl Model {
             let (before, setup_before) = (device.counters(), runner.setup_time());
             let done = AtomicBool::new(false);
             std::thread::scope(|scope| {
-                scope.spawn(|| {
+                let reporter = scope.spawn(|| {
                     while !done.load(Ordering::Relaxed) {
                         let pending = device.pipelines_pending();
                         if pending > 0 {
                             let done = device.counters().pipelines - before.pipelines;
                             progress(LoadProgress::Compiling { done, total: done + pending });
                         }
-                        std::thread::sleep(PROGRESS_INTERVAL);
+                        std::thread::park_timeout(PROGRESS_INTERVAL);
                     }
                 });
-                let _done = SetOnDrop(&done);
-                work(runner)
+                let finished = {
+                    let _done = SetOnDrop(&done);
+                    work(runner)
+                };
+                reporter.thread().unpark();
+                finished
             })?;
             // Saved now rather than at exit, which a killed process never reaches.
             device.save_cache();

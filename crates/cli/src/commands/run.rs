@@ -18,7 +18,7 @@ use super::{
                         `indrik search` lists models by name. `indrik pull` has more options, `indrik chat` describes \
                         the chat.")]
 pub struct Arguments {
-    /// A name as `indrik search` lists them, hf.co/OWNER/REPO[:QUANT], the address of a .gguf file, or a local file
+    /// Name from `indrik search`, hf.co/OWNER/REPO[:QUANT], the URL of a .gguf file, or a local file
     #[arg(value_name = "MODEL")]
     model: String,
     #[command(flatten)]

@@ -15,11 +15,11 @@ use crate::output;
 #[command(after_help = "Example: indrik search coder\n\n\
     Size is that of a file with 4 bits per weight. Memory is what a model needs with an 8k context. Both are computed \
     from the number of parameters, except for the three pinned models. `indrik pull NAME --dry-run` reads the exact figures from the hub. The hub \
-    has many more models: `indrik pull hf.co/OWNER/REPOSITORY` pulls any that is supported.")]
+    has many more models: `indrik pull hf.co/OWNER/REPO` pulls any that is supported.")]
 pub struct Arguments {
-    /// Words that must occur in the name, description, licence or suggested use; all models without any
+    /// Words to match in name, description, licence and suggested use (default: list all models)
     words: Vec<String>,
-    /// Device to judge for, by index or part of its name
+    /// Device whose memory the model must fit, by index or part of its name
     #[arg(short, long, env = "INDRIK_DEVICE")]
     device: Option<String>,
     /// Print JSON
@@ -76,9 +76,9 @@ pub fn list(words: &[String], device: Option<&str>, as_json: bool) -> anyhow::Re
     }
     if models.is_empty() {
         output::print(&format!(
-            "No model matches '{}'. Families: {}.\nAny other: indrik pull hf.co/OWNER/REPOSITORY\n",
+            "No model matches '{}'. Names: {}.\nAny other: indrik pull hf.co/OWNER/REPO\n",
             store::printable(words.join(" ")),
-            catalogue::families()
+            catalogue::name_prefixes()
         ))?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -102,7 +102,7 @@ pub fn list(words: &[String], device: Option<&str>, as_json: bool) -> anyhow::Re
     let rows: Vec<Vec<String>> = models.iter().map(row).collect();
     let header = ["name", "size", "memory, 4 / 8 bits", "fits", "downloaded", "licence", "chat", "use"];
     output::print(&output::table(&header, &rows))?;
-    output::print(&format!("\nFits: on {}, {} for models.\n", machine.name, format_bytes(usable)))?;
+    output::print(&format!("\nFits: in the usable memory of {}, {}.\n", machine.name, format_bytes(usable)))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     /// Parameters of the matrices.
-    fn parameters(config: &Config, own_head: bool) -> u64 {
+    fn parameters(config: &Config, untied_head: bool) -> u64 {
         let [hidden, intermediate, vocab, query, kv, layers] = [
             config.hidden,
             config.intermediate,
@@ -127,12 +127,12 @@ mod tests {
         ]
         .map(u64::from);
         let layer = hidden * (2 * query + 2 * kv + 3 * intermediate);
-        layers * layer + vocab * hidden * if own_head { 2 } else { 1 }
+        layers * layer + vocab * hidden * if untied_head { 2 } else { 1 }
     }
 
     #[test]
     fn the_catalogue_agrees_with_published_dimensions() {
-        for (name, size, own_head) in [
+        for (name, size, untied_head) in [
             ("gemma3:270m", Size::Gemma270M, false),
             ("gemma3:1b", Size::Gemma1B, false),
             ("gemma3:4b", Size::Gemma4B, false),
@@ -147,7 +147,7 @@ mod tests {
         ] {
             let model = catalogue::find(name).unwrap();
             let config = size.config().unwrap();
-            let ratio = f64::from(model.millions) * 1e6 / parameters(&config, own_head) as f64;
+            let ratio = f64::from(model.millions) * 1e6 / parameters(&config, untied_head) as f64;
             assert!((0.99..1.01).contains(&ratio), "{name}: parameters {ratio}");
             // Sliding-window layers keep the window and a prefill chunk of 512 tokens.
             let window = if name.starts_with("gemma3:270m") || name == "gemma3:1b" { 512 } else { 1024 };
