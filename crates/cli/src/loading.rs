@@ -91,14 +91,14 @@ impl ModelArguments {
     }
 
     /// Loads the model for one sequence of `context_length` tokens and records the programs for a prompt of
-    /// `prompt_tokens` tokens, with progress on the terminal. Ctrl-C cancels.
+    /// `prompt_tokens` tokens, with progress on the terminal. Ctrl-C cancels. Returns what preparing took, too.
     pub fn load(
         &self,
         files: &ModelFiles,
         context_length: u32,
         prompt_tokens: usize,
         sampling: &Sampling,
-    ) -> anyhow::Result<Model> {
+    ) -> anyhow::Result<(Model, Preparation)> {
         let loaded = load(files, Options { context_length: Some(context_length), ..self.options() })?;
         let progress = Terminal::default();
         let prepared = loaded.prepare(prompt_tokens, sampling, &|stage| progress.show(stage))?;
@@ -109,7 +109,7 @@ impl ModelArguments {
         if let Some(text) = first_start(loaded.load_report(), &prepared) {
             note!("{text}");
         }
-        Ok(loaded)
+        Ok((loaded, prepared))
     }
 }
 

@@ -430,7 +430,6 @@ fn wrong_usage_exits_with_2() {
         &["generate", "-m", &tiny, "-p", "x", "--logit-bias", "5"],
         &["eval", "logits", "-m", &tiny, "--out", "x.npy"],
         &["eval", "perplexity", "-m", &tiny],
-        &["chat"],
         &["bench", "--shape", "gemma3-28b"],
         &["bench", "-m", &tiny, "--shape", "gemma3-1b"],
     ] {

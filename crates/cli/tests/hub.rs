@@ -306,7 +306,7 @@ fn search_lists_the_catalogue_with_sizes_licences_and_uses() {
     assert!(text.contains("| qwen2.5-coder:7b") && !text.contains("gemma3"), "{text}");
     assert!(text.contains("Fits: in the usable memory of "), "{text}");
     let none = stdout(&rig.ok(&["search", "zzz"]));
-    assert!(none.contains("No model matches 'zzz'") && none.contains("hf.co/OWNER/REPOSITORY"), "{none}");
+    assert!(none.contains("No model matches 'zzz'") && none.contains("hf.co/OWNER/REPO"), "{none}");
 }
 
 #[test]

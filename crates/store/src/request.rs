@@ -148,7 +148,7 @@ impl ModelRequest {
         let path = percent_decoded(path).ok_or_else(|| invalid(text, "its percent-encoding is damaged"))?;
         let pieces: Vec<&str> = path.split('/').collect();
         let [owner, name, rest @ ..] = &pieces[..] else {
-            return Err(invalid(text, "write hf.co/OWNER/REPOSITORY"));
+            return Err(invalid(text, "write hf.co/OWNER/REPO"));
         };
         if ["datasets", "spaces", "api"].contains(owner) {
             return Err(invalid(text, "this is not the address of a model"));
@@ -160,7 +160,7 @@ impl ModelRequest {
             None => (*name, None),
         };
         let repository = Repository::parse(&format!("{owner}/{name}"))
-            .ok_or_else(|| invalid(text, "write hf.co/OWNER/REPOSITORY"))?;
+            .ok_or_else(|| invalid(text, "write hf.co/OWNER/REPO"))?;
         let (revision, file) = match rest {
             [] => (None, None),
             ["tree", revision, ..] => (Some(revision.to_string()), None),
@@ -170,7 +170,7 @@ impl ModelRequest {
             file if file.last().is_some_and(|name| name.to_ascii_lowercase().ends_with(".gguf")) => {
                 (None, Some(file.join("/")))
             }
-            _ => return Err(invalid(text, "write hf.co/OWNER/REPOSITORY, or the address of a file in it")),
+            _ => return Err(invalid(text, "write hf.co/OWNER/REPO, or the address of a file in it")),
         };
         let is_gguf = |file: &String| file.to_ascii_lowercase().ends_with(".gguf");
         if file.as_ref().is_some_and(|file| !is_gguf(file)) {
@@ -405,8 +405,8 @@ mod tests {
             ("gemma3:27b-nonsense", "unknown model"),
             ("", "unknown model"),
             ("../../etc/passwd", "unknown model"),
-            ("hf.co/onlyowner", "hf.co/OWNER/REPOSITORY"),
-            ("hf.co/../b", "hf.co/OWNER/REPOSITORY"),
+            ("hf.co/onlyowner", "hf.co/OWNER/REPO"),
+            ("hf.co/../b", "hf.co/OWNER/REPO"),
             ("hf.co/a/b:fast", "'fast' is not a quantisation"),
             ("hf.co/datasets/a/b", "not the address of a model"),
             ("hf.co/a/b/blob/main/config.json", "only .gguf files"),

@@ -96,7 +96,7 @@ pub fn chat(model: &str, arguments: &ChatArguments) -> anyhow::Result<ExitCode> 
         Some(context) => files.check_context_length(context as usize)?,
         None => files.default_context_length(),
     };
-    let model = model.load(&files, context_length, FIRST_PROMPT_TOKENS, &sampling)?;
+    let (model, _) = model.load(&files, context_length, FIRST_PROMPT_TOKENS, &sampling)?;
     let commands = if arguments.prompt.is_some() { "" } else { " /help lists the commands." };
     note!("{name} on {}, context length {context_length}.{commands}", model.load_report().device.name);
     if !language.own_template {

@@ -79,7 +79,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         None => files.check_context_length(prompt.len() + arguments.n as usize - 1)?,
     };
 
-    let model = arguments.model.load(&files, context_length, prompt.len(), &sampling)?;
+    let (model, prepared) = arguments.model.load(&files, context_length, prompt.len(), &sampling)?;
     let options = GenerateOptions {
         max_tokens: Some(arguments.n),
         sampling: sampling.clone(),
@@ -112,7 +112,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         }
     }
     drop(progress);
-    let Completion { text, ids, finish_reason, timings } = generation.finish_completion()?;
+    let Completion { text, ids, finish_reason, mut timings } = generation.finish_completion()?;
+    timings.setup += prepared.time;
     let cancelled = finish_reason == FinishReason::Cancelled;
     if !arguments.json {
         output::print("\n")?;
