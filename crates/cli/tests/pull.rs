@@ -24,7 +24,7 @@ fn pull(folder: &std::path::Path, arguments: &[&str]) -> Command {
 fn usage_errors_and_unknown_names_have_different_exit_codes() {
     let folder = tempfile::tempdir().unwrap();
     let output = pull(folder.path(), &["--help"]).output().unwrap();
-    assert!(output.status.success() && stdout(&output).contains("Example: indrik pull smollm2"));
+    assert!(output.status.success() && stdout(&output).contains("Examples: indrik pull smollm2"));
 
     for invalid in [&[][..], &["--list", "gemma3"], &["a", "b"], &["--no-such"]] {
         assert_eq!(pull(folder.path(), invalid).output().unwrap().status.code(), Some(2), "{invalid:?}");
