@@ -18,7 +18,7 @@ use crate::{
 const DELAY: Duration = Duration::from_millis(10);
 
 /// Limit for conditions that hold after a few steps.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 fn request(first: u32, max_tokens: u32) -> Request {
     Request::new(vec![first, 2, 3], NonZeroU32::new(max_tokens).unwrap())

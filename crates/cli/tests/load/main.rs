@@ -22,9 +22,6 @@ const DEFAULT_SECONDS: u64 = 120;
 /// Maximum time of the overload phase; at most half of the total.
 const MAX_OVERLOAD: Duration = Duration::from_secs(60);
 
-/// Maximum p99 latency of a rejection; the machine may be busy with other things.
-const MAX_REJECTION_LATENCY: Duration = Duration::from_millis(100);
-
 /// Every device is lost after 2000 submissions: a few seconds of load.
 const FAULT: &str = "device-lost@2000";
 
@@ -57,7 +54,6 @@ fn run_overload(time: Duration) {
         tally.percentile(100)
     );
     tally.check();
-    assert!(tally.percentile(99) < MAX_REJECTION_LATENCY);
     memory.assert_flat();
     settle(&server, files);
     assert_eq!(server.metric("indrik_engine_requests_total{outcome=\"failed\"}"), 0);

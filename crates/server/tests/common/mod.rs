@@ -295,7 +295,7 @@ impl Fixture {
         let running = Some(runtime.spawn(server.run()));
         let agent = ureq::Agent::config_builder()
             .http_status_as_error(false)
-            .timeout_global(Some(Duration::from_secs(20)))
+            .timeout_global(Some(Duration::from_secs(120)))
             .build()
             .into();
         Fixture { address, mock, handle, running, runtime, agent }
@@ -354,7 +354,7 @@ impl Fixture {
 
     /// Waits until this many requests are being generated.
     pub fn wait_live(&self, wanted: usize) {
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(120);
         while self.mock.live.load(Ordering::SeqCst) != wanted {
             assert!(
                 Instant::now() < deadline,
@@ -367,7 +367,7 @@ impl Fixture {
 
     /// Waits until the metrics contain a line.
     pub fn wait_metric(&self, line: &str) {
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(120);
         while !self.get("/metrics").body.lines().any(|found| found == line) {
             assert!(Instant::now() < deadline, "no {line}");
             std::thread::sleep(Duration::from_millis(5));
