@@ -255,13 +255,13 @@ fn an_interrupted_pull_says_how_to_resume() {
     assert_eq!(fs::read(rig.models().join("mine.gguf")).unwrap(), q8_0());
 }
 
-#[test]
-fn a_killed_pull_resumes_where_it_was() {
-    let rig = Rig::new();
-    const RECEIVED: usize = 100_000;
-    // Two short responses are for the header; the third is the download, which hangs.
-    let listed = json(&rig.ok(&["pull", "hf.co/tiny/Tiny-GGUF", "--dry-run", "--json"]));
-    assert_eq!(listed["quant"], "Q8_0");
+/// Bytes that a killed pull has received.
+const RECEIVED: usize = 50_000;
+
+/// Starts a pull of the repository and kills it in the middle of the download.
+fn kill_pull(rig: &Rig) {
+    // The responses for the header are short; the next is the download, which hangs.
+    rig.ok(&["pull", "hf.co/tiny/Tiny-GGUF", "--dry-run"]);
     let headers = rig.hub.storage.all_requests().len();
     for _ in 0..headers {
         rig.hub.storage_fault(Fault::Cut(usize::MAX));
@@ -284,13 +284,30 @@ fn a_killed_pull_resumes_where_it_was() {
     pull.kill().unwrap();
     pull.wait().unwrap();
     rig.hub.storage.all_requests();
+}
 
+#[test]
+fn a_killed_pull_resumes_where_it_was() {
+    let rig = Rig::new();
+    kill_pull(&rig);
     let output = rig.ok(&["pull", "hf.co/tiny/Tiny-GGUF"]);
     assert!(stderr(&output).contains("resuming at "), "{}", stderr(&output));
     assert_eq!(fs::read(rig.models().join("tiny.gguf")).unwrap(), q8_0());
     let ranges: Vec<String> =
         rig.hub.storage.all_requests().iter().map(|request| request.headers["range"].clone()).collect();
     assert!(ranges.contains(&format!("bytes={RECEIVED}-")), "{ranges:?}");
+}
+
+#[test]
+fn a_resumed_pull_keeps_its_quantisation_even_if_a_better_one_fits_by_now() {
+    let rig = Rig::new();
+    rig.hub.put("tiny/Tiny-GGUF", FakeRepository::new(&[("Tiny-Q4_0.gguf", q4_0())]));
+    kill_pull(&rig);
+    let both = FakeRepository::new(&[("Tiny-Q4_0.gguf", q4_0()), ("Tiny-Q8_0.gguf", q8_0())]);
+    rig.hub.put("tiny/Tiny-GGUF", both);
+    let output = rig.ok(&["pull", "hf.co/tiny/Tiny-GGUF"]);
+    assert!(stderr(&output).contains("Continuing the interrupted pull of Q4_0"), "{}", stderr(&output));
+    assert_eq!(fs::read(rig.models().join("tiny.gguf")).unwrap(), q4_0());
 }
 
 #[test]

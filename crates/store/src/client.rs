@@ -97,6 +97,9 @@ impl Client {
             .timeout_per_read(Some(settings.stall_timeout))
             .timeout_per_write(Some(settings.stall_timeout))
             .build();
+        if settings.token.as_ref().is_some_and(|token| !token.bytes().all(|byte| byte.is_ascii_graphic())) {
+            return Err(Error::MalformedToken);
+        }
         let token = settings.token.clone().map(|token| (origin(&settings.hub), token));
         Ok(Self { agent: Agent::new_with_config(config), token })
     }

@@ -118,6 +118,12 @@ pub enum Error {
         /// The page where tokens are created.
         page: String,
     },
+    /// A token that cannot be sent.
+    #[error(
+        "the token in HF_TOKEN (or the one saved by `hf auth login`) is not a token: it contains spaces or other \
+         characters that no token has; set it again, or unset it"
+    )]
+    MalformedToken,
     /// A repository without files that can be used.
     #[error("{repository}: {reason}")]
     NoModel {
@@ -313,6 +319,7 @@ impl Error {
                 | Self::DiskFull { .. }
                 | Self::Certificates { .. }
                 | Self::Cancelled
+                | Self::MalformedToken
                 | Self::NoStoreFolder
         )
     }

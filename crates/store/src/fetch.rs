@@ -20,7 +20,7 @@ use crate::{
     hub_cache,
     interrupt::interruptible,
     place,
-    pull::{PullOptions, Pulled, acquire_lock},
+    pull::{PullOptions, Pulled, acquire_lock, partial_bytes},
     pulled::{PIN, Pin},
     ranges::{RangedRequest, downloaded},
     request::{ModelRequest, Repository},
@@ -181,7 +181,7 @@ impl ModelDownload {
         if let Some(pulled) = self.present(store, options, report)? {
             return Ok(pulled);
         }
-        self.check_name(store)?;
+        self.check_name(store, &part)?;
         self.check_disk_space(store, options.settings)?;
         if let Some((name, url)) = self.licence.clone() {
             report(PullEvent::Licence { name, url });
@@ -237,8 +237,13 @@ impl ModelDownload {
     }
 
     /// Fails if another model has the name. The same model in another version is replaced.
-    fn check_name(&self, store: &Store) -> Result<()> {
+    fn check_name(&self, store: &Store, part: &Path) -> Result<()> {
         let taken = |existing: String| Err(Error::NameTaken { name: self.name.clone(), existing });
+        if let Some(pin) = store.pin(&self.name).filter(|pin| pin.request != self.request)
+            && partial_bytes(part)? > 0
+        {
+            return taken(format!("{}, interrupted", pin.request));
+        }
         match store.read_record(&self.name) {
             Some(record) if record.request.as_ref() == Some(&self.request) => Ok(()),
             Some(record) => taken(record.request.unwrap_or(record.source)),
@@ -272,11 +277,15 @@ impl ModelDownload {
         }
     }
 
-    /// Records the commit, so that a resumed pull continues with it even if the branch has moved.
+    /// Records commit and file, so that a resumed pull continues with them even if the branch has moved or another
+    /// variant would be chosen by now.
     fn pin(&self, part: &Path) -> Result<()> {
-        let Origin::Hub { repository, commit } = &self.origin else { return Ok(()) };
-        let (request, repository) = (self.request.clone(), repository.to_string());
-        let pin = Pin { request, repository, commit: commit.clone() };
+        let (repository, commit) = match &self.origin {
+            Origin::Hub { repository, commit } => (repository.to_string(), commit.clone()),
+            Origin::Url(_) => (String::new(), String::new()),
+        };
+        let file = self.files.first().map_or_else(String::new, |file| file.path.clone());
+        let pin = Pin { request: self.request.clone(), repository, commit, file };
         let text = serde_json::to_vec(&pin).expect("text always serialises");
         let path = part.join(PIN);
         fs::write(&path, text).with_path(&path)

@@ -21,6 +21,7 @@ use crate::{
     interrupt::{POLL_INTERVAL, interruptible},
     lock::Lock,
     place,
+    pulled::PIN,
     ranges::{RangedRequest, downloaded},
     request::Repository,
     settings::Settings,
@@ -299,12 +300,17 @@ impl PullTask<'_> {
     }
 }
 
+/// Bytes in a folder of partial downloads.
+pub(crate) fn partial_bytes(part: &Path) -> Result<u64> {
+    let parts = fs::read_dir(part).with_path(part)?;
+    let parts = parts.flatten().filter(|entry| entry.file_name() != PIN);
+    Ok(parts.map(|entry| downloaded(&entry.path())).sum())
+}
+
 /// Fails if the disk has no room for this many bytes, some of which may be in the folder of partial downloads
 /// already.
 pub(crate) fn check_disk_space(store: &Store, part: &Path, bytes: u64) -> Result<()> {
-    let parts = fs::read_dir(part).with_path(part)?;
-    let present: u64 = parts.flatten().map(|entry| downloaded(&entry.path())).sum();
-    let needed = bytes.saturating_sub(present);
+    let needed = bytes.saturating_sub(partial_bytes(part)?);
     let disk = rustix::fs::statvfs(part).map_err(|error| Error::io(part, error.into()))?;
     let free = disk.f_bavail.saturating_mul(disk.f_frsize);
     if needed > free {

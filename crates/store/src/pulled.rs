@@ -42,18 +42,23 @@ impl ModelRecord {
     }
 }
 
-/// File in the folder of partial downloads that holds their commit.
+/// File in the folder of partial downloads that says what they are.
 pub(crate) const PIN: &str = "pull.json";
 
+/// What an interrupted pull was downloading.
 #[derive(Deserialize, Serialize)]
 pub(crate) struct Pin {
     pub request: String,
+    /// Repository and commit; empty for an address.
     pub repository: String,
     pub commit: String,
+    /// The model's first file in the repository. Empty for an address, and in folders of version 0.2.0.
+    #[serde(default)]
+    pub file: String,
 }
 
 impl Store {
-    fn pin(&self, name: &str) -> Option<Pin> {
+    pub(crate) fn pin(&self, name: &str) -> Option<Pin> {
         let text = fs::read(self.path(name, "part")?.join(PIN)).ok()?;
         serde_json::from_slice(&text).ok()
     }
@@ -72,6 +77,12 @@ impl Store {
     pub fn interrupted_commit(&self, name: &str, repository: &Repository) -> Option<String> {
         let pin = self.pin(name)?;
         (is_commit(&pin.commit) && pin.repository == repository.to_string()).then_some(pin.commit)
+    }
+
+    /// The first file of the variant that an interrupted pull of the same request had chosen.
+    pub fn interrupted_file(&self, name: &str, request: &ModelRequest) -> Option<String> {
+        let pin = self.pin(name)?;
+        (pin.request == request.to_string() && !pin.file.is_empty()).then_some(pin.file)
     }
 
     /// A pulled model whose files are all there; with `verify`, their checksums are compared as well. `None`

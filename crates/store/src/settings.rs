@@ -119,11 +119,9 @@ fn token(environment: &Environment) -> Option<String> {
         let path = configured.or_else(|| Some(hub_home(environment)?.join("token")))?;
         (environment.file)(&path)
     };
-    // A line break at the end, as files and `$(cat …)` have it, is not part of the token; anything else that
-    // cannot be in a header would make every request fail.
+    // A line break at the end, as files and `$(cat …)` have it, is not part of the token.
     let token = variable.or_else(from_file)?.trim().to_string();
-    let valid = !token.is_empty() && token.bytes().all(|byte| byte.is_ascii_graphic());
-    valid.then_some(token)
+    (!token.is_empty()).then_some(token)
 }
 
 fn certificates(environment: &Environment) -> Option<(PathBuf, String)> {
@@ -182,7 +180,6 @@ mod tests {
         assert_eq!(found(&[home], &[file]).0, token("from-file"));
         assert_eq!(found(&[home, ("HF_TOKEN", " t ")], &[file]).0, token("t"));
         assert_eq!(found(&[home, ("HF_TOKEN", "")], &[file]).0, token("from-file"));
-        assert_eq!(found(&[home, ("HF_TOKEN", "two words")], &[]).0, None);
         assert_eq!(found(&[home, ("HF_TOKEN_PATH", "/t")], &[file, ("/t", "other")]).0, token("other"));
         let moved = [home, ("HF_HOME", "/hf")];
         assert_eq!(found(&moved, &[("/hf/token", "moved")]), (token("moved"), cache("/hf/hub")));

@@ -134,9 +134,17 @@ pub fn from_hub(
             None => folder(hub, first, machine),
         };
     }
-    let pool = requested(query.request, first, pool)?;
+    let mut pool = requested(query.request, first, pool)?;
+    let mut is_explicit = query.request.quant().is_some() || file_of(query.request).is_some();
+    // Memory may have become free or scarce since an interrupted pull chose: what it downloaded is not thrown away.
+    let interrupted = query.store.interrupted_file(query.name, query.request);
+    let is_interrupted = |variant: &Variant| Some(&variant.files[0].path) == interrupted.as_ref();
+    if let Some((_, variant)) = pool.iter().find(|(_, variant)| !is_explicit && is_interrupted(variant)) {
+        note!("Continuing the interrupted pull of {}.", printable(variant.label()));
+        pool.retain(|(_, variant)| is_interrupted(variant));
+        is_explicit = true;
+    }
     let (owners, variants): (Vec<usize>, Vec<Variant>) = pool.into_iter().unzip();
-    let is_explicit = query.request.quant().is_some() || file_of(query.request).is_some();
     let headers =
         |index: usize| Headers { hub, listing: &listings[owners[index]], variant: &variants[index] };
     let (candidates, chosen) = choose(&variants, &headers, machine, is_explicit)?;
