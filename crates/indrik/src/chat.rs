@@ -4,7 +4,9 @@ use std::{sync::Arc, time::Duration};
 
 use grammar::{GrammarCompiler, NonCallOutput, ToolCallGrammar, ToolSpec};
 use model::language::Language;
-use text::{Message, Tool, ToolCall, ToolCallEvent, ToolCallFormat, ToolCallParser, ToolSupport};
+use text::{
+    Message, PromptOptions, Tool, ToolCall, ToolCallEvent, ToolCallFormat, ToolCallParser, ToolSupport,
+};
 
 use crate::{
     Completion, Error, FinishReason, GenerateOptions, Generation, GenerationEvent, Model, Result, Timings,
@@ -184,7 +186,12 @@ impl Chat {
         for dropped in starts {
             let system = self.system.iter().map(|system| Message::new("system", system));
             let messages: Vec<Message> = system.chain(self.messages[dropped..].iter().cloned()).collect();
-            let prompt = template.encode_with_tools(&self.language.tokenizer, &messages, tools, true)?;
+            let prompt = template.encode_with_tools(
+                &self.language.tokenizer,
+                &messages,
+                tools,
+                &PromptOptions::default(),
+            )?;
             if prompt.len() + reply_tokens <= context as usize || dropped == last {
                 model::check_tokens(self.model.files().config(), 0, &prompt, context)?;
                 return Ok((prompt, dropped));

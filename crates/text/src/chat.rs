@@ -56,6 +56,34 @@ const FUEL_PER_BYTE: u64 = 10;
 const BASE_OUTPUT: usize = 1 << 20;
 const OUTPUT_PER_INPUT: usize = 4;
 
+/// Where a prompt ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PromptEnd {
+    /// Where the reply of the model starts.
+    #[default]
+    Reply,
+    /// After the last message.
+    Messages,
+    /// At the end of the last message's text, which the model continues.
+    LastMessage,
+}
+
+/// How a conversation becomes a prompt.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PromptOptions {
+    /// Where the prompt ends.
+    pub end: PromptEnd,
+    /// Variables of the template besides those that every template has.
+    pub variables: Variables,
+}
+
+/// Variables of a template, by name.
+pub type Variables = serde_json::Map<String, serde_json::Value>;
+
+/// Variables that every template has.
+pub const TEMPLATE_VARIABLES: [&str; 5] =
+    ["messages", "tools", "add_generation_prompt", "bos_token", "eos_token"];
+
 /// A compiled chat template.
 pub struct ChatTemplate {
     environment: Environment<'static>,
@@ -99,38 +127,66 @@ impl ChatTemplate {
         messages: &[Message],
         add_generation_prompt: bool,
     ) -> Result<Vec<u32>> {
-        self.encode_with_tools(tokenizer, messages, &[], add_generation_prompt)
+        let end = if add_generation_prompt { PromptEnd::Reply } else { PromptEnd::Messages };
+        self.encode_with_tools(tokenizer, messages, &[], &PromptOptions { end, ..PromptOptions::default() })
     }
 
-    /// [`ChatTemplate::encode`] with the tools that the assistant may call. Their text never becomes control
-    /// tokens either.
+    /// [`ChatTemplate::encode`] with the tools that the assistant may call, and with options. The text of tools
+    /// never becomes control tokens either.
     pub fn encode_with_tools(
         &self,
         tokenizer: &Tokenizer,
         messages: &[Message],
         tools: &[Tool],
-        add_generation_prompt: bool,
+        options: &PromptOptions,
     ) -> Result<Vec<u32>> {
         let marks = Marks::new(tokenizer.controls(), &self.source, [&self.bos, &self.eos]);
         let mut needed = false;
         let mut used: HashSet<char> = self.source.chars().filter(|c| PRIVATE_USE.contains(c)).collect();
-        each_text(messages, tools, &mut |text| {
+        let mut visit = |text: &str| {
             needed = needed || marks.needed(text);
             used.extend(text.chars().filter(|c| PRIVATE_USE.contains(c)));
+        };
+        each_text(messages, tools, &mut visit);
+        map_variables(&options.variables, &mut |text| {
+            visit(text);
+            String::new()
         });
-        let render = |messages: &[Message], tools: &[Tool]| {
-            self.render_with_tools(messages, add_generation_prompt, (!tools.is_empty()).then_some(&tools))
+        let mut unused = PRIVATE_USE.clone().filter(|c| !used.contains(c));
+        let mut unused = || {
+            let none =
+                || Error::Rejected("the messages contain every private-use character of Unicode".into());
+            unused.next().ok_or_else(none)
+        };
+        // Marks where the text of the last message ends.
+        let end = match options.end {
+            PromptEnd::LastMessage => Some(unused()?),
+            PromptEnd::Reply | PromptEnd::Messages => None,
+        };
+        let render = |messages: &[Message], tools: &[Tool], variables: &Variables| {
+            let tools = (!tools.is_empty()).then_some(&tools);
+            let is_reply = options.end == PromptEnd::Reply;
+            let Some(end) = end else { return self.render_all(messages, is_reply, tools, variables) };
+            let mut messages = messages.to_vec();
+            let last = messages.last_mut().and_then(|message| message.content.as_mut());
+            last.ok_or_else(|| Error::Rejected("the last message has no text to continue".into()))?.push(end);
+            let mut text = self.render_all(&messages, false, tools, variables)?;
+            let length = text.rfind(end).ok_or_else(|| {
+                Error::Rejected("the template leaves out the end of the last message".into())
+            })?;
+            text.truncate(length);
+            // A template may show the message more than once.
+            Ok(text.replace(end, ""))
         };
         if !needed {
-            return Ok(tokenizer.encode_prompt(&render(messages, tools)?));
+            return Ok(tokenizer.encode_prompt(&render(messages, tools, &options.variables)?));
         }
-        let mark = PRIVATE_USE.clone().find(|c| !used.contains(c)).ok_or_else(|| {
-            Error::Rejected("the messages contain every private-use character of Unicode".to_owned())
-        })?;
+        let mark = unused()?;
         let mut insert_marks = |text: &str| marks.insert(text, mark);
         let messages: Vec<Message> = messages.iter().map(|message| message.map(&mut insert_marks)).collect();
         let tools: Vec<Tool> = tools.iter().map(|tool| tool.map(&mut insert_marks)).collect();
-        Ok(tokenizer.encode_marked(&render(&messages, &tools)?, Some(mark)))
+        let variables = map_variables(&options.variables, &mut insert_marks);
+        Ok(tokenizer.encode_marked(&render(&messages, &tools, &variables)?, Some(mark)))
     }
 
     /// [`ChatTemplate::render`] with tool descriptions, which are serialised to JSON. Keys keep the order in
@@ -140,6 +196,16 @@ impl ChatTemplate {
         messages: &[Message],
         add_generation_prompt: bool,
         tools: Option<&T>,
+    ) -> Result<String> {
+        self.render_all(messages, add_generation_prompt, tools, &Variables::new())
+    }
+
+    fn render_all<T: Serialize>(
+        &self,
+        messages: &[Message],
+        add_generation_prompt: bool,
+        tools: Option<&T>,
+        variables: &Variables,
     ) -> Result<String> {
         let tools = tools.map(|tools| Value::from(Serde(tools)));
         let tools_len = tools.as_ref().map_or(0, |tools| tools.to_string().len());
@@ -152,6 +218,7 @@ impl ChatTemplate {
             tools,
             bos_token => &*self.bos,
             eos_token => &*self.eos,
+            ..Value::from(Serde(variables))
         };
         // Fuel is set on the environment; the clone shares the compiled template.
         let mut environment = self.environment.clone();
@@ -172,6 +239,20 @@ fn each_text(messages: &[Message], tools: &[Tool], each: &mut dyn FnMut(&str)) {
     };
     messages.iter().for_each(|message| drop(message.map(&mut visit)));
     tools.iter().for_each(|tool| drop(tool.map(&mut visit)));
+}
+
+/// A copy with every text replaced by `map` of it.
+fn map_variables(variables: &Variables, map: &mut dyn FnMut(&str) -> String) -> Variables {
+    use serde_json::Value;
+    fn mapped(value: &Value, map: &mut dyn FnMut(&str) -> String) -> Value {
+        match value {
+            Value::String(text) => Value::String(map(text)),
+            Value::Array(values) => values.iter().map(|value| mapped(value, map)).collect(),
+            Value::Object(fields) => Value::Object(map_variables(fields, map)),
+            other => other.clone(),
+        }
+    }
+    variables.iter().map(|(name, value)| (name.clone(), mapped(value, map))).collect()
 }
 
 impl std::fmt::Debug for ChatTemplate {

@@ -51,7 +51,7 @@ mod tool_calls;
 mod tool_support;
 mod vocabulary;
 
-pub use chat::ChatTemplate;
+pub use chat::{ChatTemplate, PromptEnd, PromptOptions, TEMPLATE_VARIABLES, Variables};
 pub use constraint::TokenConstraint;
 pub use detokenizer::Detokenizer;
 pub use error::{Error, Result};

@@ -3,7 +3,10 @@
 mod common;
 
 use common::{path_from_env, vocabulary};
-use text::{ChatTemplate, DecodeSpecial, Error, Message, Tokenizer, Vocabulary, VocabularyKind, hf};
+use text::{
+    ChatTemplate, DecodeSpecial, Error, Message, PromptEnd, PromptOptions, Tokenizer, Vocabulary,
+    VocabularyKind, hf,
+};
 
 fn conversation(turns: &[(&str, &str)]) -> Vec<Message> {
     turns.iter().map(|(role, content)| Message::new(*role, *content)).collect()
@@ -76,6 +79,40 @@ fn message_text_never_becomes_control_tokens() {
     // All private-use characters are used.
     let all: String = ('\u{e000}'..='\u{f8ff}').chain(['<']).collect();
     assert!(template.encode(&tokenizer, &conversation(&[("user", &all)]), true).is_err());
+}
+
+#[test]
+fn a_prompt_may_end_within_the_last_message() {
+    let (template, tokenizer) = (ChatTemplate::gemma3(), tokenizer());
+    let prompt = |last: &str, end| {
+        let messages = conversation(&[("user", "Hi"), ("assistant", last)]);
+        let options = PromptOptions { end, ..PromptOptions::default() };
+        let tokens = template.encode_with_tools(&tokenizer, &messages, &[], &options)?;
+        Ok::<_, Error>(tokenizer.decode(&tokens, DecodeSpecial::Keep))
+    };
+    let start = "<bos><start_of_turn>user\nHi<end_of_turn>\n<start_of_turn>model\n";
+    assert_eq!(prompt("The", PromptEnd::LastMessage).unwrap(), format!("{start}The"));
+    // White space at the end is part of what is continued, and control tokens in it are text.
+    assert_eq!(prompt("<eos>x \n", PromptEnd::LastMessage).unwrap(), format!("{start}<eos>x \n"));
+    assert_eq!(prompt("The", PromptEnd::Messages).unwrap(), format!("{start}The<end_of_turn>\n"));
+    let silent = ChatTemplate::new("{{ messages[0].content }}", "", "").unwrap();
+    let options = PromptOptions { end: PromptEnd::LastMessage, ..PromptOptions::default() };
+    let error = silent.encode_with_tools(&tokenizer, &conversation(LONG), &[], &options).unwrap_err();
+    assert!(error.to_string().contains("leaves out the end of the last message"), "{error}");
+}
+
+#[test]
+fn variables_reach_the_template_as_text() {
+    let tokenizer = tokenizer();
+    let template =
+        ChatTemplate::new("<start_of_turn>{{ x.y }}{{ 'think' if thinking }}{{ messages|length }}", "", "");
+    let variables = serde_json::json!({ "x": { "y": "<eos>" }, "thinking": true, "messages": "replaced" });
+    let options =
+        PromptOptions { variables: variables.as_object().unwrap().clone(), ..PromptOptions::default() };
+    let tokens = template.unwrap().encode_with_tools(&tokenizer, &[], &[], &options).unwrap();
+    assert_eq!(tokenizer.decode(&tokens, DecodeSpecial::Keep), "<bos><start_of_turn><eos>think0");
+    let control: Vec<u32> = tokens.into_iter().filter(|id| tokenizer.is_special(*id)).collect();
+    assert_eq!(control, [1, 3], "text of variables is never a control token");
 }
 
 #[test]

@@ -3,7 +3,10 @@
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use text::{ChatTemplate, DecodeSpecial, Message, Tokenizer, Tool, ToolCall, Vocabulary, VocabularyKind};
+use text::{
+    ChatTemplate, DecodeSpecial, Message, PromptOptions, Tokenizer, Tool, ToolCall, Vocabulary,
+    VocabularyKind,
+};
 
 const NAMES: [&str; 3] = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"];
 const WORDS: [&str; 4] = ["<think>", "</think>", "<tool_response>", "</tool_response>"];
@@ -147,7 +150,7 @@ proptest! {
             let template = template(source);
             let encode = |texts: &[String]| {
                 let (messages, tools) = conversation(texts);
-                template.encode_with_tools(&tokenizer, &messages, &tools, true).unwrap()
+                template.encode_with_tools(&tokenizer, &messages, &tools, &PromptOptions::default()).unwrap()
             };
             let control = |ids: &[u32]| -> Vec<u32> {
                 ids.iter().copied().filter(|id| tokenizer.is_special(*id)).collect()

@@ -8,8 +8,8 @@ use common::{path_from_env, vocabulary};
 use proptest::prelude::*;
 use serde_json::json;
 use text::{
-    ChatTemplate, DecodeSpecial, Detokenizer, Message, Tokenizer, Tool, ToolCall, ToolCallEvent,
-    ToolCallFormat, ToolCallParser, ToolSupport, Vocabulary, VocabularyKind,
+    ChatTemplate, DecodeSpecial, Detokenizer, Message, PromptOptions, Tokenizer, Tool, ToolCall,
+    ToolCallEvent, ToolCallFormat, ToolCallParser, ToolSupport, Vocabulary, VocabularyKind,
 };
 
 /// Tools in the system turn, calls in tags, results in a user turn.
@@ -176,7 +176,7 @@ fn text_of_tools_never_becomes_control_tokens() {
     };
     let encode = |text: &str| {
         let (messages, tools) = conversation(text);
-        template.encode_with_tools(&tokenizer, &messages, &tools, true).unwrap()
+        template.encode_with_tools(&tokenizer, &messages, &tools, &PromptOptions::default()).unwrap()
     };
     let control =
         |ids: &[u32]| -> Vec<u32> { ids.iter().copied().filter(|id| tokenizer.is_special(*id)).collect() };
