@@ -1,7 +1,7 @@
-//! Structured output: JSON schemas, tool calls, regular expressions and Lark grammars as token masks.
+//! Structured output: JSON schemas, tool calls, regular expressions, Lark and GBNF grammars as token masks.
 //!
 //! 1. A [`GrammarCompiler`] holds a model's vocabulary as a prefix tree; create one per model.
-//! 2. It compiles a schema, a set of tools, a regular expression or a Lark grammar into a [`Grammar`].
+//! 2. It compiles a schema, a set of tools, a regular expression or a grammar into a [`Grammar`].
 //!    Invalid input is an error with the reason. Schemas come from untrusted clients: the work is bounded,
 //!    and schemas that would exceed the bounds are rejected.
 //! 3. A [`Matcher`] follows one completion token by token. It implements [`text::TokenConstraint`], the
@@ -31,6 +31,7 @@
 //! ```
 
 mod error;
+mod gbnf;
 mod limits;
 mod matcher;
 mod schema;
@@ -93,10 +94,25 @@ impl GrammarCompiler {
         self.compile("the regular expression", TopLevelGrammar::from_regex(pattern))
     }
 
-    /// Text of a grammar in llguidance's dialect of Lark.
-    pub fn lark(&self, grammar: &str) -> Result<Grammar> {
-        limits::check_length("the grammar", grammar)?;
-        self.compile("the grammar", TopLevelGrammar::from_lark(grammar.to_string()))
+    /// Text of a grammar: in llguidance's dialect of Lark, or in llama.cpp's GBNF, which defines rules with `::=`.
+    pub fn grammar(&self, grammar: &str) -> Result<Grammar> {
+        const SUBJECT: &str = "the grammar";
+        limits::check_length(SUBJECT, grammar)?;
+        let lark = match gbnf::is_gbnf(grammar) {
+            true => gbnf::to_lark(grammar).map_err(|reason| Error::invalid(SUBJECT, &reason))?,
+            false => grammar.to_owned(),
+        };
+        self.compile(SUBJECT, TopLevelGrammar::from_lark(lark))
+    }
+
+    /// One of several texts.
+    pub fn choice(&self, choices: &[String]) -> Result<Grammar> {
+        const SUBJECT: &str = "the list of choices";
+        let escape = |choice: &String| choice.chars().map(|c| format!("\\u{{{:X}}}", u32::from(c))).collect();
+        let choices: Vec<String> = choices.iter().map(escape).collect();
+        let pattern = choices.join("|");
+        limits::check_length(SUBJECT, &pattern)?;
+        self.compile(SUBJECT, TopLevelGrammar::from_regex(&pattern))
     }
 
     fn compile(&self, subject: &'static str, grammar: TopLevelGrammar) -> Result<Grammar> {

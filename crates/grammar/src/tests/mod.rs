@@ -1,3 +1,4 @@
+mod gbnf;
 mod tool_calls;
 
 use serde_json::{Value, json};
@@ -135,7 +136,7 @@ fn masks_allow_text_tokens_and_stop_tokens_where_the_completion_may_end() {
 
 #[test]
 fn matchers_and_forks_are_independent() {
-    let grammar = compiler().lark("start: \"a\"+ \"b\"").unwrap();
+    let grammar = compiler().grammar("start: \"a\"+ \"b\"").unwrap();
     let mut one = grammar.matcher();
     one.accept(260).unwrap();
     let mut fork = one.fork();
@@ -215,7 +216,7 @@ fn huge_and_invalid_schemas_take_bounded_time() {
         let error = compiler.regex(invalid).unwrap_err().to_string();
         assert!(error.contains(part), "{error}");
     }
-    assert!(compiler.lark("start: nothing").is_err());
+    assert!(compiler.grammar("start: nothing").is_err());
 }
 
 #[test]
