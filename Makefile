@@ -1,6 +1,6 @@
 # Every target does its own set-up. `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test clients soak lint fmt shaders model models rdna3 bench curve versus perplexity dist image
+.PHONY: help setup demo serve test clients soak withstand lint fmt shaders model models rdna3 bench curve versus perplexity dist image
 
 INDRIK := target/release/indrik
 # The models of `demo` and `serve`, and of `perplexity` and `versus`: a name in the store or a file.
@@ -51,6 +51,11 @@ clients: setup model ## test the server with OpenAI's Python and npm packages an
 
 soak: setup ## load-test the server for INDRIK_SOAK=1800 seconds (`make test` has two minutes of it)
 	INDRIK_SOAK=$(or $(INDRIK_SOAK),1800) cargo test -p indrik-cli --test load -- --nocapture
+
+withstand: setup ## measure what slow, silent and flooding clients do to others, the table of docs/security.md
+	cargo build --release
+	@$(call ensure,$(CHAT_MODEL))
+	scripts/withstand.py $(INDRIK) "$(CHAT_MODEL)"
 
 # Real models for tests, their paths in target/test-*. If one cannot be pulled, tests of real weights print that they were
 # skipped; under CI=true that is a failure. Qwen is 1.04 GiB and slow without a GPU: tests use it if the store has it, and

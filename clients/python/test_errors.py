@@ -15,13 +15,13 @@ WRONG = [
     ({"frequency_penalty": -2.5}, "frequency_penalty"),
     ({"logit_bias": {"word": 1}}, "logit_bias"),
     ({"logit_bias": {"5": 101}}, "logit_bias"),
-    ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
+    ({"stop": ["a"] * 65}, "stop"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"messages": []}, "messages"),
     ({"messages": [{"role": "pirate", "content": "Arr"}]}, "messages[0].role"),
     ({"messages": [{"role": "user"}]}, "messages[0].content"),
     ({"extra_body": {"min_p": 2}}, "min_p"),
-    ({"extra_body": {"top_k": -1}}, "top_k"),
+    ({"extra_body": {"top_k": -2}}, "top_k"),
 ]
 
 

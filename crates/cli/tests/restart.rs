@@ -45,7 +45,8 @@ fn try_stream(address: &str) -> Option<String> {
         r#"{"model": "it", "prompt": "The cat sat", "max_tokens": 4, "temperature": 0, "stream": true}"#;
     let mut stream = TcpStream::connect(address).ok()?;
     stream.set_read_timeout(Some(TIMEOUT)).unwrap();
-    write!(stream, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n").ok()?;
+    write!(stream, "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")
+        .ok()?;
     write!(stream, "Connection: close\r\nContent-Length: {}\r\n\r\n{body}", body.len()).ok()?;
     let mut lines = BufReader::new(stream).lines();
     lines.next()?.ok()?.contains(" 200 ").then_some(())?;

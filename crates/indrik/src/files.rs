@@ -98,8 +98,10 @@ impl ModelFiles {
         let name = name.map(|name| name.to_string_lossy().into_owned());
         let modified =
             std::fs::metadata(path).and_then(|data| data.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
+        let aliases = name.iter().filter(|name| id.as_ref().is_some_and(|id| id != *name)).cloned().collect();
         Ok(server::Model {
             id: id.or(name).unwrap_or_else(|| "model".to_owned()),
+            aliases,
             created: modified.duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
             tokenizer: language.tokenizer,
             vocab_size: self.config().vocab,

@@ -19,9 +19,10 @@ impl ApiKeys {
         if self.0.is_empty() {
             return true;
         }
-        let Some(sent) = headers.get(AUTHORIZATION).and_then(|value| bearer_token(value.as_bytes())) else {
-            return false;
-        };
+        let bearer = headers.get(AUTHORIZATION).and_then(|value| bearer_token(value.as_bytes()));
+        // The header of Anthropic's clients, and of proxies that keep `Authorization` to themselves.
+        let sent = bearer.or_else(|| headers.get("x-api-key").map(|value| value.as_bytes().trim_ascii()));
+        let Some(sent) = sent else { return false };
         let sent = digest(sent);
         // No early exit: timing must not show which key matched.
         self.0.iter().fold(Choice::from(0), |found, key| found | key.ct_eq(&sent)).into()

@@ -2,128 +2,169 @@
 
 use std::time::Duration;
 
-use axum::body::Body;
+use axum::body::{Body, BodyDataStream, HttpBody};
 use axum::extract::Request;
 use axum::http::HeaderMap;
-use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT};
+use axum::response::{IntoResponse, Response};
 use futures_util::StreamExt;
-use tokio::sync::{Semaphore, SemaphorePermit};
 
+use crate::budget::{Budget, Evicted, Lease};
 use crate::config::Config;
+use crate::connections::Connection;
 use crate::error::Error;
 
-/// Unit of the memory budget in bytes.
-const BUDGET_UNIT: usize = 1024;
-
-/// Maximum number of budget units, 256 GiB: within the limit of a semaphore on 32-bit machines too.
-const MAX_UNITS: u32 = 1 << 28;
-
-/// Memory reserved for a body before its first bytes have arrived.
-const INITIAL_RESERVATION: usize = 64 << 10;
-
-/// Maximum time a partly received body waits for more memory.
-const GROW_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Maximum bytes of a rejected request's body to read and discard before the connection is closed.
+/// Maximum bytes of a refused request's body to read and discard.
 const MAX_DRAINED: usize = 256 << 20;
 
 /// Limits on request bodies, and the memory budget that all bodies share.
 pub(crate) struct BodyLimits {
     max_bytes: usize,
     timeout: Duration,
-    /// Free memory for bodies, in units of [`BUDGET_UNIT`].
-    budget: Semaphore,
+    budget: Budget,
 }
 
-/// Memory reserved for a body. Held until the body is parsed: as JSON it is many times larger.
-pub(crate) type Reservation<'a> = SemaphorePermit<'a>;
+/// A request of which only the headers may be used so far.
+pub(crate) struct Unread {
+    headers: HeaderMap,
+    connection: Option<Connection>,
+    body: Body,
+}
+
+impl From<Request> for Unread {
+    fn from(request: Request) -> Unread {
+        let (parts, body) = request.into_parts();
+        let connection = parts.extensions.get::<Connection>().cloned();
+        Unread { headers: parts.headers, connection, body }
+    }
+}
+
+impl Unread {
+    pub(crate) fn headers(&self) -> &HeaderMap {
+        &self.headers
+    }
+
+    fn length(&self) -> Option<u64> {
+        // Only digits (RFC 9110, section 8.6), of any number: a length that no integer holds is too large.
+        let text = self.headers.get(CONTENT_LENGTH)?.to_str().ok()?.trim();
+        (!text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()))
+            .then(|| text.parse().unwrap_or(u64::MAX))
+    }
+}
 
 impl BodyLimits {
     pub(crate) fn new(config: &Config) -> BodyLimits {
-        let budget = config.max_inflight_body_bytes.max(config.max_body_bytes);
         BodyLimits {
             max_bytes: config.max_body_bytes,
             timeout: config.body_timeout,
-            budget: Semaphore::new(units(budget) as usize),
+            budget: Budget::new(config.max_inflight_body_bytes.max(config.max_body_bytes)),
         }
     }
 
-    /// Receives a body.
-    pub(crate) async fn receive(&self, request: Request) -> Result<(Vec<u8>, Reservation<'_>), Error> {
-        let length =
-            request.headers().get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
-        // Memory is reserved as bytes arrive: a client that announces a large body and sends nothing does not block
-        // others.
-        let first = length.map_or(self.max_bytes, |length: usize| length.min(self.max_bytes));
-        let mut reservation = self.reserve(first.min(INITIAL_RESERVATION), self.timeout).await?;
-        let bytes = self.read(request.into_body(), &mut reservation).await?;
-        Ok((bytes, reservation))
+    /// An error if the announced length exceeds the limit.
+    pub(crate) fn check_length(&self, request: &Unread) -> Result<(), Error> {
+        match request.length() {
+            Some(length) if length > self.max_bytes as u64 => Err(Error::BodyTooLarge(self.max_bytes)),
+            _ => Ok(()),
+        }
     }
 
-    /// Reads and discards the body of a rejected request, within the time limit and up to [`MAX_DRAINED`] bytes.
-    /// If the connection were closed while the client is still sending, the client would never see the response.
-    pub(crate) async fn drain_body(&self, request: Request) {
-        let mut chunks = request.into_body().into_data_stream();
-        let read = async {
-            let mut length = 0;
-            while let Some(Ok(chunk)) = chunks.next().await
-                && length < MAX_DRAINED
-            {
-                length += chunk.len();
+    /// Receives a body. The memory is held until the body is parsed: as JSON it is many times larger.
+    pub(crate) async fn receive(&self, request: Unread) -> Result<(Vec<u8>, Lease<'_>), Error> {
+        let mut lease = self.budget.lease();
+        let mut chunks = request.body.into_data_stream();
+        let connection = request.connection;
+        if let Some(connection) = &connection {
+            connection.receiving();
+        }
+        let read =
+            tokio::time::timeout(self.timeout, self.read(&mut chunks, &mut lease, connection.as_ref()));
+        let read = read.await.unwrap_or(Err(Error::BodyTimeout(self.timeout)));
+        if let Some(connection) = &connection {
+            connection.received();
+        }
+        match read {
+            Ok(_) if connection.is_some_and(|connection| !connection.handle()) => {
+                Err(Error::TooManyConnections)
             }
-        };
-        // The response is the same whether the body ended or not.
-        let _ = tokio::time::timeout(self.timeout, read).await;
+            Ok(bytes) => {
+                lease.complete();
+                Ok((bytes, lease))
+            }
+            Err(error @ Error::BodyTooLarge(_)) => {
+                self.discard(chunks);
+                Err(error)
+            }
+            Err(error) => Err(error),
+        }
     }
 
-    async fn reserve(&self, bytes: usize, timeout: Duration) -> Result<Reservation<'_>, Error> {
-        let permit = tokio::time::timeout(timeout, self.budget.acquire_many(units(bytes))).await;
-        permit.ok().and_then(Result::ok).ok_or(Error::QueueFull(timeout))
-    }
-
-    /// Reads a body. One that is too large is drained.
-    async fn read<'a>(&'a self, body: Body, reservation: &mut Reservation<'a>) -> Result<Vec<u8>, Error> {
+    async fn read(
+        &self,
+        chunks: &mut BodyDataStream,
+        lease: &mut Lease<'_>,
+        connection: Option<&Connection>,
+    ) -> Result<Vec<u8>, Error> {
         let mut bytes = Vec::new();
-        let mut length = 0;
-        let read = async {
-            let mut chunks = body.into_data_stream();
-            while let Some(chunk) = chunks.next().await {
-                let chunk = chunk.map_err(|error| {
-                    let message = format!("the body could not be read: {error}");
-                    Error::Invalid { param: None, message }
-                })?;
-                length += chunk.len();
-                if length <= self.max_bytes {
-                    let missing = (units(length) as usize).saturating_sub(reservation.num_permits());
-                    if missing > 0 {
-                        // A short timeout: bodies that wait while holding memory could deadlock each other.
-                        reservation.merge(self.reserve(missing * BUDGET_UNIT, GROW_TIMEOUT).await?);
-                    }
-                    bytes.extend_from_slice(&chunk);
-                } else if length > MAX_DRAINED {
-                    break;
-                } else {
-                    bytes = Vec::new();
-                }
+        loop {
+            let chunk = tokio::select! {
+                chunk = chunks.next() => chunk,
+                _ = lease.evicted() => return Err(Error::BodyTooSlow),
+            };
+            let Some(chunk) = chunk else { return Ok(bytes) };
+            let chunk = chunk.map_err(|error| {
+                let message = format!("the body could not be read: {error}");
+                Error::Invalid { param: None, message }
+            })?;
+            let length = bytes.len() + chunk.len();
+            if length > self.max_bytes {
+                return Err(Error::BodyTooLarge(self.max_bytes));
             }
-            Ok::<(), Error>(())
-        };
-        let read = tokio::time::timeout(self.timeout, read).await;
-        if length > self.max_bytes {
-            return Err(Error::BodyTooLarge(self.max_bytes));
+            lease.grow_to(length).await.map_err(|evicted| match evicted {
+                Evicted::Slow => Error::BodyTooSlow,
+                Evicted::NoMemory => Error::QueueFull(Duration::from_secs(1)),
+            })?;
+            bytes.extend_from_slice(&chunk);
+            if let Some(connection) = connection {
+                connection.advanced(length);
+            }
         }
-        read.map_err(|_| Error::BodyTimeout(self.timeout))??;
-        Ok(bytes)
     }
-}
 
-/// Number of budget units for `bytes`, at least one.
-fn units(bytes: usize) -> u32 {
-    u32::try_from(bytes.div_ceil(BUDGET_UNIT)).map_or(MAX_UNITS, |units| units.clamp(1, MAX_UNITS))
+    /// The response to a request that is refused without its body: at once, while the rest of the body is read and
+    /// discarded. If the connection were closed while the client is still sending, the client would never see the
+    /// response. A client that waits for `100 Continue` is not told to send a body that nobody wants.
+    pub(crate) fn refuse(&self, request: impl Into<Unread>, error: Error) -> Response {
+        let request = request.into();
+        let waits = request
+            .headers
+            .get(EXPECT)
+            .is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"));
+        if !waits && !request.body.is_end_stream() {
+            self.discard(request.body.into_data_stream());
+        }
+        error.into_response()
+    }
+
+    fn discard(&self, mut chunks: BodyDataStream) {
+        let timeout = self.timeout;
+        tokio::spawn(async move {
+            let read = async {
+                let mut length = 0;
+                while let Some(Ok(chunk)) = chunks.next().await
+                    && length < MAX_DRAINED
+                {
+                    length += chunk.len();
+                }
+            };
+            // The client has its response; if its body is not complete by now, the connection is closed.
+            let _ = tokio::time::timeout(timeout, read).await;
+        });
+    }
 }
 
 /// Whether the content type is JSON. Other types are rejected to stop cross-site requests: a page from another origin
-/// can send JSON only after a CORS preflight. This does not stop DNS rebinding.
+/// can send JSON only after a CORS preflight. This does not stop DNS rebinding; the check of the host does.
 pub(crate) fn is_json(headers: &HeaderMap) -> bool {
     let value = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let media_type = value.split(';').next().unwrap_or_default().trim();

@@ -9,9 +9,10 @@ use engine::Usage;
 use text::DecodeSpecial;
 
 use crate::access_log::LogEntry;
-use crate::body;
+use crate::body::{self, Unread};
 use crate::choice::ChoiceStream;
 use crate::error::Error;
+use crate::min_tokens::MinTokens;
 use crate::openai::ResponseHead;
 use crate::request::{Endpoint, ParsedRequest};
 use crate::response::Generation;
@@ -24,13 +25,9 @@ pub(crate) async fn complete(
     log: Arc<LogEntry>,
     request: Request,
 ) -> Result<Response, Error> {
-    if !body::is_json(request.headers()) {
-        app.bodies.drain_body(request).await;
-        return Err(Error::NotJson);
-    }
-    if let Some(rejected) = app.generator.would_reject() {
-        app.bodies.drain_body(request).await;
-        return Err(rejected.into());
+    let request = Unread::from(request);
+    if let Err(error) = check_headers(&app, &request) {
+        return Ok(app.bodies.refuse(request, error));
     }
     let mut parsed = parse(&app, endpoint, request, &log).await?;
     log.set_model(&parsed.options.model);
@@ -51,11 +48,21 @@ pub(crate) async fn complete(
     }
 }
 
+/// Everything that can be wrong with a request before its body has arrived.
+fn check_headers(app: &AppState, request: &Unread) -> Result<(), Error> {
+    if !body::is_json(request.headers()) {
+        return Err(Error::NotJson);
+    }
+    app.bodies.check_length(request)?;
+    app.check_phase()?;
+    app.generator.would_reject().map_or(Ok(()), |rejected| Err(rejected.into()))
+}
+
 /// Receives and parses a body.
 async fn parse(
     app: &Arc<AppState>,
     endpoint: Endpoint,
-    request: Request,
+    request: Unread,
     log: &Arc<LogEntry>,
 ) -> Result<ParsedRequest, Error> {
     let (body, reservation) = app.bodies.receive(request).await?;
@@ -83,10 +90,19 @@ async fn parse(
 
 /// Compiles the constraint of a request and attaches the grammar to every choice.
 async fn attach_grammar(app: &AppState, parsed: &mut ParsedRequest) -> Result<(), Error> {
-    let Some(constraint) = parsed.constraint.take() else { return Ok(()) };
-    let matchers = app.grammars.matchers(constraint, parsed.requests.len()).await?;
-    for (request, matcher) in parsed.requests.iter_mut().zip(matchers) {
-        request.grammar = Some(Box::new(matcher));
+    if let Some(constraint) = parsed.constraint.take() {
+        let matchers = app.grammars.matchers(constraint, parsed.requests.len()).await?;
+        for (request, matcher) in parsed.requests.iter_mut().zip(matchers) {
+            request.grammar = Some(Box::new(matcher));
+        }
+    }
+    let min_tokens = parsed.options.min_tokens();
+    if min_tokens > 0 {
+        for request in &mut parsed.requests {
+            let stop_token_ids = request.stop_token_ids.clone();
+            let constraint = MinTokens::new(request.grammar.take(), stop_token_ids, min_tokens);
+            request.grammar = Some(Box::new(constraint));
+        }
     }
     Ok(())
 }

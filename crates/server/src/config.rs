@@ -12,10 +12,13 @@ pub struct Config {
     pub api_keys: Vec<String>,
     /// Allowed CORS origins, `*` for all. Empty: no CORS headers.
     pub cors_origins: Vec<String>,
+    /// Names that requests may give as their host, besides those of this machine; `*` for all. `None`: all. A server
+    /// without API keys that listens on a loopback address should restrict them, against DNS rebinding.
+    pub allowed_hosts: Option<Vec<String>>,
     /// Maximum size of a request body in bytes. 4 MiB holds a prompt of a million tokens.
     pub max_body_bytes: usize,
-    /// Total bytes of request bodies that are being received or parsed. Further requests wait, up to
-    /// `body_timeout`.
+    /// Total bytes of request bodies that are being received or parsed, beyond the first 64 KiB of each. Further bodies
+    /// wait, and those that arrive slowly are dropped.
     pub max_inflight_body_bytes: usize,
     /// Maximum time to receive a request body.
     pub body_timeout: Duration,
@@ -31,7 +34,8 @@ pub struct Config {
     pub queue_timeout: Duration,
     /// Maximum time from a request's arrival to its last token.
     pub request_timeout: Duration,
-    /// Maximum number of open connections. Further ones wait to be accepted.
+    /// Maximum number of connections with requests. A further one replaces a connection that is silent, idle or slow;
+    /// a few more are open for probes.
     pub max_connections: usize,
     /// Maximum number of choices per request: `n` times the number of prompts.
     pub max_choices: u32,
@@ -52,6 +56,7 @@ impl Default for Config {
         Config {
             api_keys: vec![],
             cors_origins: vec![],
+            allowed_hosts: None,
             max_body_bytes: 4 << 20,
             max_inflight_body_bytes: 32 << 20,
             body_timeout: Duration::from_secs(30),
@@ -76,6 +81,8 @@ impl Default for Config {
 pub struct Model {
     /// Name in the API.
     pub id: String,
+    /// Other names that requests may use.
+    pub aliases: Vec<String>,
     /// Creation time in seconds since 1970, shown by `/v1/models`.
     pub created: u64,
     /// Tokenizer of the model.
@@ -91,6 +98,11 @@ pub struct Model {
 }
 
 impl Model {
+    /// Whether requests may use this name for the model.
+    pub(crate) fn is_named(&self, name: &str) -> bool {
+        self.id == name || self.aliases.iter().any(|alias| alias == name)
+    }
+
     /// Number of tokens with both text and logits; requests may use ids below this.
     pub(crate) fn token_count(&self) -> u32 {
         u32::try_from(self.tokenizer.vocab_size()).map_or(self.vocab_size, |size| size.min(self.vocab_size))

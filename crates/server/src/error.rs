@@ -16,18 +16,30 @@ pub(crate) enum Error {
     /// An invalid field, or an invalid body if `param` is `None`.
     #[error("{message}")]
     Invalid { param: Option<String>, message: String },
+    /// A required field that is not there.
+    #[error("'{0}': is required")]
+    Missing(String),
     /// A field that requires a feature that is not implemented.
     #[error("'{param}': {feature} is not supported by this server yet; leave it out")]
     Unsupported { param: String, feature: String },
     /// A field that the served model does not support.
     #[error("'{param}': {message}")]
     UnsupportedByModel { param: String, message: String },
-    #[error("the prompt has {tokens} tokens, but the limit is {max_tokens}: shorten it")]
+    // Client libraries recognise the first sentence.
+    #[error(
+        "This model's maximum context length is {max_tokens} tokens. However, the prompt has {tokens} tokens: shorten it"
+    )]
     PromptTooLong { tokens: usize, max_tokens: u32 },
     #[error("model '{0}' not found; GET /v1/models lists the available models")]
     UnknownModel(String),
-    #[error("invalid or missing API key: send the header 'Authorization: Bearer KEY'")]
+    #[error("invalid or missing API key: send the header 'Authorization: Bearer KEY' or 'x-api-key: KEY'")]
     Unauthorized,
+    #[error("a request of HTTP/1.1 needs exactly one valid 'Host' header")]
+    InvalidHost,
+    #[error(
+        "this server does not answer to the name '{0}': start it with --allow-host {0}, or use localhost"
+    )]
+    HostNotAllowed(String),
     #[error("no such path: {0}")]
     UnknownPath(String),
     #[error("method {method} is not allowed for {path}; allowed: {allowed}")]
@@ -38,6 +50,10 @@ pub(crate) enum Error {
     BodyTooLarge(usize),
     #[error("the body did not arrive within {} s", .0.as_secs_f64())]
     BodyTimeout(Duration),
+    #[error("the body arrived slowly while other requests needed the memory: try again")]
+    BodyTooSlow,
+    #[error("all connections are in use: try again later")]
+    TooManyConnections,
     #[error("the queue is full: try again in {} s", retry_seconds(*.0))]
     QueueFull(Duration),
     #[error("the request waited {} s in the queue without being admitted: try again later", .0.as_secs_f64())]
@@ -69,6 +85,11 @@ impl Error {
         Error::Invalid { message: format!("'{param}': {message}"), param: Some(param) }
     }
 
+    /// A required field that is not there.
+    pub(crate) fn missing_field(param: impl Into<String>) -> Error {
+        Error::Missing(param.into())
+    }
+
     /// A field that requires a feature that is not implemented.
     pub(crate) fn unsupported(param: impl Into<String>, feature: impl Into<String>) -> Error {
         Error::Unsupported { param: param.into(), feature: feature.into() }
@@ -83,18 +104,23 @@ impl Error {
         match self {
             // `Grammar` follows from the request: a retry would fail the same way.
             Error::Invalid { .. }
+            | Error::Missing(_)
             | Error::Unsupported { .. }
             | Error::UnsupportedByModel { .. }
             | Error::PromptTooLong { .. }
+            | Error::InvalidHost
             | Error::Grammar { .. } => StatusCode::BAD_REQUEST,
+            Error::HostNotAllowed(_) => StatusCode::FORBIDDEN,
             Error::UnknownModel(_) | Error::UnknownPath(_) => StatusCode::NOT_FOUND,
             Error::Unauthorized => StatusCode::UNAUTHORIZED,
             Error::MethodNotAllowed { .. } => StatusCode::METHOD_NOT_ALLOWED,
             Error::NotJson => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Error::BodyTooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
-            Error::BodyTimeout(_) => StatusCode::REQUEST_TIMEOUT,
+            Error::BodyTimeout(_) | Error::BodyTooSlow => StatusCode::REQUEST_TIMEOUT,
             Error::QueueFull(_) | Error::QueueTimeout(_) => StatusCode::TOO_MANY_REQUESTS,
-            Error::NotReady(_) | Error::DeviceLost | Error::OutOfMemory => StatusCode::SERVICE_UNAVAILABLE,
+            Error::TooManyConnections | Error::NotReady(_) | Error::DeviceLost | Error::OutOfMemory => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
             Error::DeadlineExceeded => StatusCode::GATEWAY_TIMEOUT,
             Error::NonFiniteLogits | Error::Internal => StatusCode::INTERNAL_SERVER_ERROR,
         }
@@ -104,6 +130,7 @@ impl Error {
     pub(crate) fn code(&self) -> &'static str {
         match self {
             Error::Invalid { .. } => "invalid_value",
+            Error::Missing(_) => "missing_required_parameter",
             Error::Unsupported { .. } | Error::UnsupportedByModel { .. } => "unsupported_parameter",
             Error::PromptTooLong { .. } => "context_length_exceeded",
             Error::UnknownModel(_) => "model_not_found",
@@ -112,7 +139,10 @@ impl Error {
             Error::MethodNotAllowed { .. } => "method_not_allowed",
             Error::NotJson => "unsupported_media_type",
             Error::BodyTooLarge(_) => "body_too_large",
-            Error::BodyTimeout(_) => "body_too_slow",
+            Error::BodyTimeout(_) | Error::BodyTooSlow => "body_too_slow",
+            Error::InvalidHost => "invalid_host",
+            Error::HostNotAllowed(_) => "host_not_allowed",
+            Error::TooManyConnections => "too_many_connections",
             Error::QueueFull(_) => "queue_full",
             Error::QueueTimeout(_) => "queue_too_slow",
             Error::NotReady(_) => "not_ready",
@@ -129,6 +159,7 @@ impl Error {
     pub(crate) fn body(&self) -> ErrorBody {
         let param = match self {
             Error::Invalid { param, .. } => param.clone(),
+            Error::Missing(param) => Some(param.clone()),
             Error::Unsupported { param, .. } | Error::UnsupportedByModel { param, .. } => Some(param.clone()),
             Error::UnknownModel(_) => Some("model".to_owned()),
             Error::Grammar { param, .. } => Some((*param).to_owned()),
@@ -146,9 +177,11 @@ impl Error {
     fn retry_after(&self) -> Option<Duration> {
         match self {
             Error::QueueFull(after) => Some(*after),
-            Error::QueueTimeout(_) | Error::NotReady(_) | Error::DeviceLost | Error::OutOfMemory => {
-                Some(NOT_READY_RETRY)
-            }
+            Error::QueueTimeout(_)
+            | Error::TooManyConnections
+            | Error::NotReady(_)
+            | Error::DeviceLost
+            | Error::OutOfMemory => Some(NOT_READY_RETRY),
             _ => None,
         }
     }

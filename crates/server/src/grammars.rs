@@ -14,10 +14,7 @@ use tokio::sync::{Semaphore, oneshot, watch};
 
 use crate::config::{Config, Model};
 use crate::error::Error;
-use crate::openai::{Constraint, SCHEMA_FIELD};
-
-/// Request field of tools.
-const TOOLS_FIELD: &str = "tools";
+use crate::openai::{Constraint, ConstraintKind};
 
 /// Number of cached grammars: more than the schemas of a few local applications.
 const CACHE_SIZE: usize = 32;
@@ -56,15 +53,12 @@ impl GrammarCache {
 
     /// Matchers of a constraint's grammar, one for each of `count` choices.
     pub(crate) async fn matchers(&self, constraint: Constraint, count: usize) -> Result<Vec<Matcher>, Error> {
-        let field = match &constraint {
-            Constraint::JsonObject | Constraint::JsonSchema(_) => SCHEMA_FIELD,
-            Constraint::ToolCalls(_) => TOOLS_FIELD,
-        };
-        let compiler = self.compiler(field).await?;
-        let key = match &constraint {
-            Constraint::JsonObject => String::new(),
-            Constraint::JsonSchema(schema) => schema.to_string(),
-            Constraint::ToolCalls(calls) => format!("{calls:?}"),
+        let compiler = self.compiler(constraint.top_field()).await?;
+        let Constraint { field, kind } = constraint;
+        let key = match &kind {
+            ConstraintKind::JsonObject => String::new(),
+            ConstraintKind::JsonSchema(schema) => schema.to_string(),
+            kind => format!("{kind:?}"),
         };
         let cached = |cache: &Mutex<LruCache>| cache.lock().unwrap_or_else(PoisonError::into_inner).get(&key);
         if let Some(grammar) = cached(&self.cache) {
@@ -80,18 +74,22 @@ impl GrammarCache {
         let cache = self.cache.clone();
         let compile = move || {
             let _permit = permit;
-            let grammar = match &constraint {
-                Constraint::JsonObject => compiler.json_object(),
-                Constraint::JsonSchema(schema) => compiler.json_schema(schema),
-                Constraint::ToolCalls(calls) => compiler.tool_calls(calls),
+            let grammar = match &kind {
+                ConstraintKind::JsonObject => compiler.json_object(),
+                ConstraintKind::JsonSchema(schema) => compiler.json_schema(schema),
+                ConstraintKind::Regex(regex) => compiler.regex(regex),
+                ConstraintKind::Choice(choices) => compiler.choice(choices),
+                ConstraintKind::Grammar(grammar) => compiler.grammar(grammar),
+                ConstraintKind::ToolCalls(calls) => compiler.tool_calls(calls),
             };
             let grammar = Arc::new(grammar.map_err(|error| match error {
                 grammar::Error::Tool { index, reason } => {
                     let field = format!("tools[{index}].function.parameters");
                     Error::invalid_field(field, format!("cannot be used: {reason}"))
                 }
-                grammar::Error::Invalid { subject: grammar::SCHEMA, .. } => {
-                    Error::invalid_field(SCHEMA_FIELD, error)
+                // The format of the output without calls.
+                grammar::Error::Invalid { subject: grammar::SCHEMA, .. } if field == "tools" => {
+                    Error::invalid_field("response_format.json_schema.schema", error)
                 }
                 error => Error::invalid_field(field, error),
             })?);
@@ -107,10 +105,7 @@ impl GrammarCache {
         let compiler = compiler.wait_for(Option::is_some).await.ok().and_then(|built| built.clone());
         match compiler {
             Some(Ok(compiler)) => Ok(compiler),
-            Some(Err(reason)) => {
-                let field = if field == TOOLS_FIELD { TOOLS_FIELD } else { "response_format" };
-                Err(Error::unsupported(field, format!("constrained output ({reason})")))
-            }
+            Some(Err(reason)) => Err(Error::unsupported(field, format!("constrained output ({reason})"))),
             None => Err(Error::Internal),
         }
     }

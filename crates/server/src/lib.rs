@@ -2,10 +2,11 @@
 //!
 //! The path of a completion, module by module:
 //!
-//! 1. `listen` accepts connections, limits their number and disconnects slow clients ([`Server`]).
-//! 2. `router` maps paths to handlers, checks API keys (`auth`) and opens the request's span and log entry
-//!    (`access_log`). Handlers share one `state`.
-//! 3. `body` receives the body within limits of size, time and total memory.
+//! 1. `listen` accepts connections ([`Server`]); `connections` decides which ones give way when there are too many;
+//!    `connection` serves one and notices when its client is gone.
+//! 2. `router` maps paths to handlers, checks the host (`host`) and API keys (`auth`) and opens the request's span and
+//!    log entry (`access_log`). Handlers share one `state`.
+//! 3. `body` receives the body within limits of size, time and total memory (`budget`), or refuses it.
 //! 4. `request` parses it into the types of `openai`, whose errors name the invalid field, and builds the engine
 //!    requests: chat template and tokenizer, sampling parameters, tools (`tools`).
 //! 5. `grammars` compiles `response_format` and tool schemas into token constraints.
@@ -46,15 +47,20 @@
 mod access_log;
 mod auth;
 mod body;
+mod budget;
 mod choice;
 mod completion;
 mod config;
+mod connection;
+mod connections;
 mod emitted;
 mod error;
 mod generator;
 mod grammars;
+mod host;
 mod listen;
 mod metrics;
+mod min_tokens;
 mod openai;
 mod openapi;
 mod output;

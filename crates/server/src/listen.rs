@@ -1,23 +1,18 @@
-//! Connections: accepting, limiting and shutting them down.
+//! The server: accepts connections until it is drained or stopped.
 
 use std::io;
 use std::net::SocketAddr;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
-use hyper::server::conn::http1;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::service::TowerToHyperService;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::Sleep;
 
 use crate::config::{Config, Model};
+use crate::connection::{self, Service};
+use crate::connections::Connections;
 use crate::generator::Generator;
 use crate::phase::{Phase, wait_past};
 use crate::router::routes;
@@ -87,29 +82,34 @@ impl Server {
         Handle(self.phase.clone())
     }
 
-    /// Serves until [`Handle::stop`], or after [`Handle::drain`] until the last request has finished.
+    /// Serves until [`Handle::stop`], or after [`Handle::drain`] until the last request has finished. While draining,
+    /// connections are still accepted: probes are answered, new requests rejected.
     pub async fn run(self) {
         let Server { listener, router, config, phase } = self;
-        let mut phases = phase.subscribe();
-        let permits = Arc::new(Semaphore::new(config.max_connections));
-        let mut connections = JoinSet::new();
+        let connections = Arc::new(Connections::new(config.max_connections));
+        let (close, closing) = watch::channel(false);
+        let service = Service { router, config: Arc::new(config), phases: phase.subscribe(), closing };
+        let mut tasks = JoinSet::new();
+        let (mut draining, mut stopped) = (phase.subscribe(), phase.subscribe());
+        let drained = async {
+            wait_past(&mut draining, Phase::Running).await;
+            connections.no_requests().await;
+        };
+        let mut drained = std::pin::pin!(drained);
         loop {
             let accepted = tokio::select! {
                 biased;
-                () = wait_past(&mut phases, Phase::Running) => break,
+                () = wait_past(&mut stopped, Phase::Draining) => break,
+                () = drained.as_mut() => break,
+                Some(_) = tasks.join_next() => continue,
                 accepted = async {
-                    let permit = permits.clone().acquire_owned().await.expect("the semaphore is never closed");
-                    listener.accept().await.map(|(stream, _)| (stream, permit))
+                    connections.room().await;
+                    listener.accept().await
                 } => accepted,
-                Some(_) = connections.join_next() => continue,
             };
             match accepted {
-                Ok((stream, permit)) => {
-                    let serving = serve(stream, router.clone(), config.clone(), phase.subscribe());
-                    connections.spawn(async move {
-                        serving.await;
-                        drop(permit);
-                    });
+                Ok((stream, _)) => {
+                    tasks.spawn(connection::serve(stream, connections.open(), service.clone()));
                 }
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a connection");
@@ -118,100 +118,10 @@ impl Server {
             }
         }
         drop(listener);
+        close.send_replace(true);
         tokio::select! {
-            () = wait_past(&mut phases, Phase::Draining) => connections.shutdown().await,
-            () = async { while connections.join_next().await.is_some() {} } => {}
+            () = wait_past(&mut stopped, Phase::Draining) => tasks.shutdown().await,
+            () = async { while tasks.join_next().await.is_some() {} } => {}
         }
-    }
-}
-
-/// Serves one connection until it is closed.
-async fn serve(stream: TcpStream, router: Router, config: Config, mut phases: watch::Receiver<Phase>) {
-    // Without it, Nagle's algorithm delays tokens. A failure costs latency only.
-    let _ = stream.set_nodelay(true);
-    let connection = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(config.header_timeout)
-        .max_buf_size(config.max_header_bytes)
-        .serve_connection(
-            TokioIo::new(StallTimeout { stream, timeout: config.stall_timeout, timer: None }),
-            TowerToHyperService::new(router),
-        );
-    let mut connection = std::pin::pin!(connection);
-    let result = tokio::select! {
-        result = connection.as_mut() => result,
-        () = wait_past(&mut phases, Phase::Running) => {
-            connection.as_mut().graceful_shutdown();
-            connection.await
-        }
-    };
-    if let Err(error) = result {
-        tracing::debug!(%error, "connection failed");
-    }
-}
-
-/// A connection that fails when writes to its client stay blocked for too long.
-struct StallTimeout {
-    stream: TcpStream,
-    timeout: Duration,
-    /// Runs while writes are blocked.
-    timer: Option<Pin<Box<Sleep>>>,
-}
-
-impl StallTimeout {
-    fn check_stall<T>(
-        &mut self,
-        context: &mut Context<'_>,
-        poll: Poll<io::Result<T>>,
-    ) -> Poll<io::Result<T>> {
-        if poll.is_ready() {
-            self.timer = None;
-            return poll;
-        }
-        let timeout = self.timeout;
-        let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(timeout)));
-        timer.as_mut().poll(context).map(|()| Err(io::ErrorKind::TimedOut.into()))
-    }
-}
-
-impl AsyncRead for StallTimeout {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(context, buffer)
-    }
-}
-
-impl AsyncWrite for StallTimeout {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        let poll = Pin::new(&mut self.stream).poll_write(context, bytes);
-        self.check_stall(context, poll)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        slices: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let poll = Pin::new(&mut self.stream).poll_write_vectored(context, slices);
-        self.check_stall(context, poll)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
     }
 }

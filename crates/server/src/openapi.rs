@@ -134,7 +134,8 @@ fn refine(schemas: &mut Map<String, Value>, model: &Model, config: &Config) {
         let schema = schemas.get_mut(schema).and_then(|schema| schema.pointer_mut(pointer));
         schema.expect("the schema has this field")[key] = value;
     };
-    set("Options", "/properties/model", "enum", json!([model.id]));
+    let names: Vec<&String> = std::iter::once(&model.id).chain(&model.aliases).collect();
+    set("Options", "/properties/model", "enum", json!(names));
     set("Options", "/properties/n", "maximum", json!(config.max_choices));
     let last = model.token_count().saturating_sub(1);
     set("Options", "/properties/logit_bias", "propertyNames", json!({ "pattern": numbers_up_to(last) }));

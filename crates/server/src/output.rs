@@ -28,6 +28,8 @@ pub(crate) struct OutputParser {
     /// Extracts tool calls, if the request has tools.
     tool_calls: Option<ToolCallParser>,
     stops: StopMatcher,
+    /// The request field that constrains the output.
+    constraint_field: &'static str,
     /// Tokens not emitted yet, if logprobs were requested.
     pending: Option<PendingTokens>,
     /// Trailing white space of the content. Sent with more content, dropped before a tool call.
@@ -42,9 +44,11 @@ impl OutputParser {
         tool_calls: Option<ToolCallParser>,
         stops: StopMatcher,
         logprobs: bool,
+        constraint_field: &'static str,
     ) -> OutputParser {
         OutputParser {
             tool_calls,
+            constraint_field,
             stops,
             pending: logprobs.then(PendingTokens::default),
             white_space: String::new(),
@@ -71,7 +75,7 @@ impl OutputParser {
 
     /// The request field that constrains the output.
     pub(crate) fn constraint_field(&self) -> &'static str {
-        if self.tool_calls.is_some() { "tools" } else { "response_format" }
+        self.constraint_field
     }
 
     /// Removes the next part.

@@ -3,11 +3,11 @@
 use std::num::NonZeroU32;
 
 use engine::Request;
-use text::{DecodeSpecial, Detokenizer, StopMatcher, ToolSupport};
+use text::{DecodeSpecial, Detokenizer, Message, PromptEnd, StopMatcher, ToolSupport};
 
 use crate::config::{Config, Model};
 use crate::error::Error;
-use crate::openai::{self, ChatRequest, CompletionRequest, Constraint, Options, Prompt};
+use crate::openai::{self, ChatRequest, CompletionRequest, Constraint, ConstraintKind, Options, Prompt};
 use crate::output::OutputParser;
 use crate::random;
 use crate::tools::{self, ToolCallParsing};
@@ -35,6 +35,8 @@ pub(crate) struct ParsedRequest {
     pub(crate) echoes: Vec<String>,
     /// Constraint on the output; taken when it is compiled to a grammar.
     pub(crate) constraint: Option<Constraint>,
+    /// The field of the constraint.
+    constraint_field: &'static str,
     /// Present if the output may contain tool calls.
     pub(crate) tool_calls: Option<ToolCallParsing>,
     /// Whether logprobs were requested.
@@ -52,8 +54,9 @@ impl ParsedRequest {
         context_length: u32,
     ) -> Result<ParsedRequest, Error> {
         let body = &openai::parse_json(body)?;
+        openai::check_unsupported(body)?;
         let options: Options = openai::parse(body)?;
-        if options.model != model.id {
+        if !model.is_named(&options.model) {
             return Err(Error::UnknownModel(options.model));
         }
         options.validate(config.max_choices)?;
@@ -65,7 +68,8 @@ impl ParsedRequest {
                 let chat: ChatRequest = openai::parse(body)?;
                 let top_logprobs = chat.top_logprobs()?;
                 let prompt = chat_prompt(chat, model, tool_support, &mut constraint)?;
-                if let Some(Constraint::ToolCalls(grammar)) = &constraint {
+                if let Some(ConstraintKind::ToolCalls(grammar)) = constraint.as_ref().map(|found| &found.kind)
+                {
                     tool_calls = Some(ToolCallParsing::new(grammar));
                 }
                 (vec![(prompt, String::new())], top_logprobs)
@@ -78,6 +82,7 @@ impl ParsedRequest {
         };
         // A tiny vocabulary may have fewer tokens than requested.
         sampling.top = top_logprobs.unwrap_or(0).min(model.vocab_size);
+        let stop_token_ids = options.stop_token_ids(&model.stop_token_ids, model.token_count() as usize)?;
         let seed = options.seed.map_or_else(random::number, |seed| seed as u64);
         let (mut requests, mut echoes) = (Vec::new(), Vec::new());
         for (prompt, echo) in prompts {
@@ -87,14 +92,24 @@ impl ParsedRequest {
                 sampling.seed = choice_seed(seed, choice);
                 requests.push(Request {
                     sampling,
-                    stop_token_ids: model.stop_token_ids.clone(),
+                    stop_token_ids: stop_token_ids.clone(),
                     ..Request::new(prompt.clone(), max_tokens)
                 });
                 echoes.push(echo.clone());
             }
         }
         let logprobs = top_logprobs.is_some();
-        Ok(ParsedRequest { endpoint, options, requests, echoes, constraint, tool_calls, logprobs })
+        let constraint_field = constraint.as_ref().map_or("response_format", Constraint::top_field);
+        Ok(ParsedRequest {
+            endpoint,
+            options,
+            requests,
+            echoes,
+            constraint,
+            constraint_field,
+            tool_calls,
+            logprobs,
+        })
     }
 
     /// A detokenizer and an output parser for one choice.
@@ -103,7 +118,7 @@ impl ParsedRequest {
         let kept = self.tool_calls.iter().flat_map(|calls| calls.control_tokens.iter().copied());
         let detokenizer = Detokenizer::new(&model.tokenizer, DecodeSpecial::Skip).keeping(kept);
         let parser = self.tool_calls.as_ref().map(|calls| calls.parser.clone());
-        Ok((detokenizer, OutputParser::new(parser, stops, self.logprobs)))
+        Ok((detokenizer, OutputParser::new(parser, stops, self.logprobs, self.constraint_field)))
     }
 }
 
@@ -143,7 +158,15 @@ fn chat_prompt(
     tool_support: &ToolSupport,
     constraint: &mut Option<Constraint>,
 ) -> Result<Vec<u32>, Error> {
+    let prompt_options = chat.prompt_options()?;
     let (messages, tool_options) = chat.into_messages()?;
+    if prompt_options.end == PromptEnd::LastMessage {
+        let is_text = |last: &Message| last.role == "assistant" && last.tool_calls.is_empty();
+        if !messages.last().is_some_and(is_text) {
+            let message = "needs an assistant message without tool calls at the end of 'messages'";
+            return Err(Error::invalid_field("continue_final_message", message));
+        }
+    }
     let Some(template) = &model.chat_template else {
         let message = "the model has no chat template: use /v1/completions".to_owned();
         return Err(Error::Invalid { param: Some("model".to_owned()), message });
@@ -151,10 +174,11 @@ fn chat_prompt(
     let format = tools::call_format(tool_support, &model.id, tool_options.is_some(), &messages)?;
     let tool_options = tool_options.unwrap_or_default();
     if let Some(format) = format {
-        let grammar = tools::call_grammar(&tool_options, format, constraint.take());
-        *constraint = Some(Constraint::ToolCalls(Box::new(grammar)));
+        let grammar = tools::call_grammar(&tool_options, format, constraint.take())?;
+        *constraint = Some(Constraint::tool_calls(grammar));
     }
-    let tokens = template.encode_with_tools(&model.tokenizer, &messages, &tool_options.tools, true);
+    let tokens =
+        template.encode_with_tools(&model.tokenizer, &messages, &tool_options.tools, &prompt_options);
     tokens.map_err(|e| Error::invalid_field("messages", e))
 }
 

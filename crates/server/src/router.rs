@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
 use axum::http::header::CONTENT_TYPE;
-use axum::http::{HeaderMap, HeaderValue};
+use axum::http::{HeaderMap, HeaderValue, Uri};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -57,11 +57,27 @@ pub(crate) fn routes(
         .method_not_allowed_fallback(method_not_allowed)
         .fallback(unknown_path)
         .layer(CatchPanicLayer::custom(panicked))
-        .with_state(app);
-    Ok(match cors {
+        .with_state(app.clone());
+    let router = match cors {
         Some(cors) => router.layer(cors),
         None => router,
-    })
+    };
+    Ok(router.layer(middleware::from_fn_with_state(app, check_host)))
+}
+
+/// A URI without double slashes and slashes at the end of its path, as base URLs with a slash produce them; `None` if it
+/// has none.
+pub(crate) fn normalise_path(uri: &Uri) -> Option<Uri> {
+    let path = uri.path();
+    let has_extra_slash = path.contains("//") || path.len() > 1 && path.ends_with('/');
+    if !has_extra_slash {
+        return None;
+    }
+    let segments: Vec<&str> = path.split('/').filter(|segment| !segment.is_empty()).collect();
+    let query = uri.query().map_or_else(String::new, |query| format!("?{query}"));
+    let mut parts = uri.clone().into_parts();
+    parts.path_and_query = format!("/{}{query}", segments.join("/")).parse().ok();
+    Uri::from_parts(parts).ok()
 }
 
 /// Response of a handler that panicked. The panic hook has printed the message to standard error.
@@ -89,25 +105,29 @@ fn is_event_stream(headers: &HeaderMap) -> bool {
     headers.get(CONTENT_TYPE).is_some_and(|value| value.as_bytes().starts_with(b"text/event-stream"))
 }
 
-async fn authorize(State(app): State<Arc<AppState>>, request: Request, next: Next) -> Response {
-    if app.keys.authorize(request.headers()) {
-        return next.run(request).await;
+async fn check_host(State(app): State<Arc<AppState>>, request: Request, next: Next) -> Response {
+    match app.hosts.check(&request) {
+        Ok(()) => next.run(request).await,
+        Err(error) => app.bodies.refuse(request, error),
     }
-    app.bodies.drain_body(request).await;
-    Error::Unauthorized.into_response()
 }
 
-async fn method_not_allowed(State(app): State<Arc<AppState>>, request: Request) -> Error {
+async fn authorize(State(app): State<Arc<AppState>>, request: Request, next: Next) -> Response {
+    match app.keys.authorize(request.headers()) {
+        true => next.run(request).await,
+        false => app.bodies.refuse(request, Error::Unauthorized),
+    }
+}
+
+async fn method_not_allowed(State(app): State<Arc<AppState>>, request: Request) -> Response {
     let (method, path) = (request.method().to_string(), request.uri().path().to_owned());
     let allowed = if path == CHAT || path == COMPLETIONS { "POST" } else { "GET, HEAD" };
-    app.bodies.drain_body(request).await;
-    Error::MethodNotAllowed { method, path, allowed }
+    app.bodies.refuse(request, Error::MethodNotAllowed { method, path, allowed })
 }
 
-async fn unknown_path(State(app): State<Arc<AppState>>, request: Request) -> Error {
+async fn unknown_path(State(app): State<Arc<AppState>>, request: Request) -> Response {
     let path = request.uri().path().to_owned();
-    app.bodies.drain_body(request).await;
-    Error::UnknownPath(path)
+    app.bodies.refuse(request, Error::UnknownPath(path))
 }
 
 async fn ready(State(app): State<Arc<AppState>>) -> Result<Response, Error> {
@@ -143,7 +163,7 @@ async fn model_by_id(
     id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<ModelInfo>, Error> {
     match id {
-        Ok(Path(id)) if id == app.model.id => Ok(Json(ModelInfo::new(&app.model))),
+        Ok(Path(id)) if app.model.is_named(&id) => Ok(Json(ModelInfo::new(&app.model))),
         Ok(Path(id)) => Err(Error::UnknownModel(id)),
         Err(_) => Err(Error::UnknownModel("(not UTF-8)".into())),
     }

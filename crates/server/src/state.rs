@@ -12,6 +12,7 @@ use crate::config::{Config, Model};
 use crate::error::Error;
 use crate::generator::Generator;
 use crate::grammars::GrammarCache;
+use crate::host::HostCheck;
 use crate::metrics::Metrics;
 use crate::phase::Phase;
 
@@ -19,6 +20,7 @@ use crate::phase::Phase;
 pub(crate) struct AppState {
     pub(crate) config: Config,
     pub(crate) keys: ApiKeys,
+    pub(crate) hosts: HostCheck,
     pub(crate) bodies: BodyLimits,
     pub(crate) model: Model,
     pub(crate) tool_support: ToolSupport,
@@ -43,6 +45,7 @@ impl AppState {
         };
         Ok(AppState {
             keys: ApiKeys::new(&config.api_keys),
+            hosts: HostCheck::new(config.allowed_hosts.as_deref()),
             bodies: BodyLimits::new(&config),
             tool_support,
             grammars: GrammarCache::start(&model, &config)?,
@@ -55,11 +58,17 @@ impl AppState {
         })
     }
 
+    /// Returns an error if the server is shutting down.
+    pub(crate) fn check_phase(&self) -> Result<(), Error> {
+        match *self.phase.borrow() {
+            Phase::Running => Ok(()),
+            Phase::Draining | Phase::Stopped => Err(Error::shutting_down()),
+        }
+    }
+
     /// Returns an error unless the server accepts requests.
     pub(crate) fn check_ready(&self) -> Result<(), Error> {
-        if *self.phase.borrow() != Phase::Running {
-            return Err(Error::shutting_down());
-        }
+        self.check_phase()?;
         self.generator.not_ready().map_or(Ok(()), |reason| Err(Error::NotReady(reason)))
     }
 }

@@ -5,7 +5,7 @@ use serde_json::json;
 use text::{Message, ToolCallFormat, ToolCallParser, ToolSupport};
 
 use crate::error::Error;
-use crate::openai::{Constraint, ToolOptions};
+use crate::openai::{Constraint, ConstraintKind, ToolOptions};
 
 /// The parts that extract tool calls from the output.
 #[derive(Debug)]
@@ -69,19 +69,23 @@ pub(crate) fn call_grammar(
     options: &ToolOptions,
     format: &ToolCallFormat,
     constraint: Option<Constraint>,
-) -> ToolCallGrammar {
+) -> Result<ToolCallGrammar, Error> {
     let spec = |index: &usize| ToolSpec {
         index: *index,
         name: options.tools[*index].name.clone(),
         parameters: options.tools[*index].parameters.clone(),
         strict: options.strict[*index],
     };
-    let without_calls = match constraint {
+    let field = constraint.as_ref().map_or("", |constraint| constraint.field);
+    let without_calls = match constraint.map(|constraint| constraint.kind) {
         _ if options.required => NonCallOutput::Forbidden,
-        Some(Constraint::JsonObject) => NonCallOutput::Json(json!({ "type": "object" })),
-        Some(Constraint::JsonSchema(schema)) => NonCallOutput::Json(schema),
-        Some(Constraint::ToolCalls(_)) | None => NonCallOutput::Text,
+        Some(ConstraintKind::JsonObject) => NonCallOutput::Json(json!({ "type": "object" })),
+        Some(ConstraintKind::JsonSchema(schema)) => NonCallOutput::Json(schema),
+        Some(ConstraintKind::Regex(_) | ConstraintKind::Choice(_) | ConstraintKind::Grammar(_)) => {
+            return Err(Error::invalid_field(field, "cannot be combined with 'tools'; a JSON schema can"));
+        }
+        Some(ConstraintKind::ToolCalls(_)) | None => NonCallOutput::Text,
     };
     let tools = options.allowed.iter().map(spec).collect();
-    ToolCallGrammar { format: format.clone(), tools, parallel: options.parallel, without_calls }
+    Ok(ToolCallGrammar { format: format.clone(), tools, parallel: options.parallel, without_calls })
 }

@@ -121,6 +121,115 @@ fn unsupported_and_expensive_schemas_are_rejected_quickly() {
     );
 }
 
+/// The content of the only choice.
+fn content(server: &Fixture, more: Value) -> String {
+    let got = server.post(CHAT, &chat(more.clone()));
+    assert_eq!(got.status, 200, "{more}: {}", got.body);
+    got.json()["choices"][0]["message"]["content"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn the_fields_of_other_servers_constrain_the_output() {
+    let server = server(Config::default());
+    for more in [
+        json!({ "guided_json": short() }),
+        json!({ "guided_json": short().to_string() }),
+        json!({ "json_schema": short() }),
+        json!({ "structured_outputs": { "json": short() } }),
+    ] {
+        check(&content(&server, more));
+    }
+    for more in [
+        json!({ "guided_regex": "[0-9]{3}-[ab]" }),
+        json!({ "structured_outputs": { "regex": "[0-9]{3}-[ab]" } }),
+    ] {
+        let text = content(&server, more);
+        let (digits, letter) = text.split_once('-').unwrap();
+        assert!(digits.len() == 3 && digits.parse::<u32>().is_ok() && ["a", "b"].contains(&letter), "{text}");
+    }
+    for more in [
+        json!({ "guided_choice": ["yes", "no?"] }),
+        json!({ "structured_outputs": { "choice": ["yes", "no?"] } }),
+    ] {
+        assert!(["yes", "no?"].contains(&content(&server, more).as_str()));
+    }
+    let gbnf = "root ::= \"<\" inner \">\"\ninner ::= \"x\" | \"(\" inner \")\"";
+    let lark = "start: \"<\" \"x\"{1,3} \">\"";
+    for (field, grammar) in [("grammar", gbnf), ("guided_grammar", gbnf), ("grammar", lark)] {
+        let text = content(&server, json!({ field: grammar, "max_tokens": 100 }));
+        assert!(text.starts_with("<"), "{text}");
+    }
+    let text = content(&server, json!({ "structured_outputs": { "json_object": true }, "max_tokens": 50 }));
+    assert!(text.starts_with('{'), "{text}");
+}
+
+#[test]
+fn constraints_that_cannot_be_used_name_their_field() {
+    let server = server(Config::default());
+    for (more, field) in [
+        (json!({ "guided_json": "{" }), "guided_json"),
+        (json!({ "guided_json": 1 }), "guided_json"),
+        (json!({ "guided_json": { "type": "word" } }), "guided_json"),
+        (json!({ "guided_regex": "(" }), "guided_regex"),
+        (json!({ "guided_choice": [] }), "guided_choice"),
+        (json!({ "guided_choice": vec!["x"; 1001] }), "guided_choice"),
+        (json!({ "guided_grammar": "start: nothing" }), "guided_grammar"),
+        (json!({ "grammar": "root ::= other" }), "grammar"),
+        (json!({ "structured_outputs": { "regex": "(" } }), "structured_outputs.regex"),
+        (json!({ "structured_outputs": { "regex": 1 } }), "structured_outputs.regex"),
+        (json!({ "guided_regex": "a", "guided_choice": ["a"] }), "guided_choice"),
+        (json!({ "structured_outputs": { "regex": "a", "choice": ["a"] } }), "structured_outputs.choice"),
+        (json!({ "ignore_eos": true, "guided_regex": "a" }), "ignore_eos"),
+    ] {
+        let (message, param) = server.post(CHAT, &chat(more.clone())).error(400, "invalid_value");
+        assert_eq!(param, field, "{more}: {message}");
+        assert!(message.contains(field), "{message}");
+    }
+    let tag = json!({ "structured_outputs": { "structural_tag": "x" } });
+    let (_, param) = server.post(CHAT, &chat(tag)).error(400, "unsupported_parameter");
+    assert_eq!(param, "structured_outputs.structural_tag");
+}
+
+#[test]
+fn min_tokens_and_ignore_eos_move_the_end_of_a_completion() {
+    let server = server(Config::default());
+    // A completion of the grammar may end after two tokens, but does not before the fifth.
+    for _ in 0..10 {
+        let both = json!({ "guided_regex": "a{2,9}", "min_tokens": 5, "max_tokens": 20 });
+        let got = server.post(TEXT, &completion(both)).json();
+        let text = got["choices"][0]["text"].as_str().unwrap();
+        assert!((5..=9).contains(&text.len()) && text.bytes().all(|byte| byte == b'a'), "{text}");
+    }
+    let mock = Fixture::new();
+    let submitted = |more: Value| {
+        assert_eq!(mock.post(TEXT, &completion(more)).status, 200);
+        mock.mock.submitted.lock().unwrap().pop().unwrap()
+    };
+    let stops = submitted(json!({})).stop_token_ids;
+    assert!(!stops.is_empty());
+    assert!(submitted(json!({ "ignore_eos": true })).stop_token_ids.is_empty());
+    assert_eq!(submitted(json!({ "stop_token_ids": [9, 7] })).stop_token_ids, [&stops[..], &[9, 7]].concat());
+    assert_eq!(submitted(json!({ "ignore_eos": true, "stop_token_ids": [9] })).stop_token_ids, [9]);
+    // Stop tokens, also those of the request, are banned until there are enough tokens.
+    let mut constraint = submitted(json!({ "min_tokens": 2, "stop_token_ids": [9] })).grammar.unwrap();
+    for generated in 0..4 {
+        let mut words = [0; 32];
+        constraint.mask(&mut words).unwrap();
+        let allows = |id: u32| words[id as usize / 32] >> (id % 32) & 1 == 1;
+        assert!(allows(8), "other tokens are allowed");
+        assert_eq!([stops[0], 9].map(allows), [generated >= 2; 2], "after {generated} tokens");
+        constraint.accept(8).unwrap();
+    }
+    for (more, field) in [
+        (json!({ "min_tokens": 9, "max_tokens": 8 }), "min_tokens"),
+        (json!({ "stop_token_ids": [99_999] }), "stop_token_ids"),
+        (json!({ "stop_token_ids": vec![9; 65] }), "stop_token_ids"),
+    ] {
+        let (_, param) = mock.post(TEXT, &completion(more)).error(400, "invalid_value");
+        assert_eq!(param, field);
+    }
+}
+
 #[test]
 fn a_grammar_that_times_out_occupies_its_worker_until_it_is_compiled() {
     let config =

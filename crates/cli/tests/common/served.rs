@@ -80,7 +80,7 @@ impl Served {
         let length = body.len();
         write!(
             stream,
-            "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n"
         )
         .unwrap();
         write!(stream, "Content-Length: {length}\r\n\r\n{body}").unwrap();

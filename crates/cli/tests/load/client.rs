@@ -47,7 +47,7 @@ impl Client {
     pub fn send(&mut self, path: &str, body: &str) -> io::Result<Instant> {
         let length = body.len();
         let request = format!(
-            "POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
+            "POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
         );
         let connection = self.connection()?;
         let sent = Instant::now();

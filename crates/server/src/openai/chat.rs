@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use serde::Deserialize;
 use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde_json::Value;
-use text::Message;
+use text::{Message, PromptEnd, PromptOptions, TEMPLATE_VARIABLES, Variables};
 use utoipa::ToSchema;
 
 use super::logprobs::MAX_CHAT_LOGPROBS;
@@ -41,6 +41,14 @@ pub(crate) struct ChatRequest {
     function_call: Option<Value>,
     /// Only `["text"]` is supported.
     modalities: Option<Vec<String>>,
+    /// Whether the prompt ends where a reply of the model starts; true by default.
+    add_generation_prompt: Option<bool>,
+    /// Whether the model continues the last message, which must be the assistant's. Requires
+    /// `add_generation_prompt` to be false or unset.
+    continue_final_message: Option<bool>,
+    /// Variables of the chat template, such as `enable_thinking`.
+    #[schema(value_type = Option<Object>)]
+    chat_template_kwargs: Option<Variables>,
 }
 
 /// A message of the conversation.
@@ -151,6 +159,25 @@ impl ChatRequest {
         }
     }
 
+    /// How the messages become a prompt.
+    pub(crate) fn prompt_options(&self) -> Result<PromptOptions, Error> {
+        let end = match (self.add_generation_prompt, self.continue_final_message.unwrap_or(false)) {
+            (Some(true), true) => {
+                let message = "must be false if 'continue_final_message' is true";
+                return Err(Error::invalid_field("add_generation_prompt", message));
+            }
+            (_, true) => PromptEnd::LastMessage,
+            (Some(false), false) => PromptEnd::Messages,
+            (None | Some(true), false) => PromptEnd::Reply,
+        };
+        let variables = self.chat_template_kwargs.clone().unwrap_or_default();
+        if let Some(name) = TEMPLATE_VARIABLES.iter().find(|name| variables.contains_key(**name)) {
+            let message = format!("must not contain '{name}', which the server sets");
+            return Err(Error::invalid_field("chat_template_kwargs", message));
+        }
+        Ok(PromptOptions { end, variables })
+    }
+
     /// The messages in the form that chat templates expect, and the tools that may be called.
     pub(crate) fn into_messages(self) -> Result<(Vec<Message>, Option<ToolOptions>), Error> {
         require_unset("functions", &self.functions, "the deprecated form of 'tools' (use 'tools' instead)")?;
@@ -209,7 +236,7 @@ impl RequestMessage {
             return Err(Error::invalid_field(path("tool_calls"), "is only allowed if 'role' is assistant"));
         }
         if self.role == Role::Tool && self.tool_call_id.is_none() {
-            return Err(Error::invalid_field(path("tool_call_id"), "is required"));
+            return Err(Error::missing_field(path("tool_call_id")));
         }
         let content = match self.content {
             Some(Content::Text(content)) => Some(content),
@@ -218,10 +245,10 @@ impl RequestMessage {
                 return Err(Error::unsupported(field, format!("{type:?}")));
             }
             Some(Content::MissingText { index }) => {
-                return Err(Error::invalid_field(path(&format!("content[{index}].text")), "is required"));
+                return Err(Error::missing_field(path(&format!("content[{index}].text"))));
             }
             None if !calls.is_empty() => None,
-            None => return Err(Error::invalid_field(path("content"), "is required")),
+            None => return Err(Error::missing_field(path("content"))),
         };
         let call =
             |(index, call): (usize, ToolCall)| call.into_text_call(&path(&format!("tool_calls[{index}]")));

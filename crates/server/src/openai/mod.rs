@@ -2,8 +2,8 @@
 //! `logprobs`).
 //!
 //! A body is parsed to JSON once and read twice: as [`Options`], the fields that both endpoints share, and as the
-//! fields of its endpoint. (One type with a flattened field would lose the path of an error.) Unknown fields are
-//! ignored, as OpenAI does; a known field with a wrong type or an invalid value is an error that names it.
+//! fields of its endpoint. (One type with a flattened field would lose the path of an error.) Unknown fields
+//! are ignored, as OpenAI does, except those of other servers that would change the response (`unsupported`); a known field with a wrong type or an invalid value is an error that names it.
 
 pub(crate) mod chat;
 pub(crate) mod completions;
@@ -13,12 +13,14 @@ pub(crate) mod options;
 mod parse;
 pub(crate) mod response;
 pub(crate) mod tools;
+mod unsupported;
 
 pub(crate) use chat::ChatRequest;
 pub(crate) use completions::{CompletionRequest, Prompt};
-pub(crate) use format::{Constraint, SCHEMA_FIELD};
+pub(crate) use format::{Constraint, ConstraintKind};
 pub(crate) use logprobs::{ChatLogprobs, TextLogprobs};
 pub(crate) use options::Options;
 pub(crate) use parse::{parse, parse_json};
 pub(crate) use response::*;
 pub(crate) use tools::{FunctionCall, FunctionCallDelta, ToolCall, ToolCallDelta, ToolOptions, ToolType};
+pub(crate) use unsupported::check_unsupported;

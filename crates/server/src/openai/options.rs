@@ -6,15 +6,16 @@ use std::fmt::Display;
 use engine::Sampling;
 use serde::Deserialize;
 use serde::de::{self, Deserializer, SeqAccess, Visitor};
+use serde_json::Value;
 use utoipa::ToSchema;
 
 #[allow(unused_imports, reason = "used by the OpenAPI document only")]
 use super::format::ResponseFormatSchema;
-use super::format::{Constraint, ResponseFormat};
+use super::format::{Constraint, ResponseFormat, StructuredOutputs};
 use crate::error::Error;
 
 /// Maximum number of stop strings.
-pub(crate) const MAX_STOPS: usize = 4;
+pub(crate) const MAX_STOPS: usize = 64;
 
 /// Maximum length of a stop string in bytes: every choice keeps a match table of it.
 const MAX_STOP_BYTES: usize = 1024;
@@ -31,7 +32,7 @@ pub(crate) struct Options {
     stream: Option<bool>,
     /// Options of the stream; only with `stream`.
     stream_options: Option<StreamOptions>,
-    /// Up to four strings that end the completion; they are not part of it.
+    /// Up to 64 strings that end the completion; they are not part of it.
     #[schema(value_type = Option<StopSchema>)]
     stop: Option<Stops>,
     /// Maximum number of generated tokens.
@@ -46,8 +47,9 @@ pub(crate) struct Options {
     /// Nucleus sampling: sample from the most probable tokens whose probabilities sum to this.
     #[schema(minimum = 0, maximum = 1)]
     top_p: Option<f64>,
-    /// Sample from this many of the most probable tokens; 0 disables the limit.
-    top_k: Option<u32>,
+    /// Sample from this many of the most probable tokens; 0 and -1 disable the limit.
+    #[schema(minimum = -1, maximum = 4294967295_i64)]
+    top_k: Option<i64>,
     /// Minimum probability of a token, relative to the most probable one.
     #[schema(minimum = 0, maximum = 1)]
     min_p: Option<f64>,
@@ -65,11 +67,36 @@ pub(crate) struct Options {
     /// Divisor for the logits of tokens that occur in prompt or completion; 1 disables it.
     #[schema(minimum = 0.01, maximum = 100)]
     repetition_penalty: Option<f64>,
+    /// llama.cpp's name of `repetition_penalty`, which overrides it.
+    #[schema(minimum = 0.01, maximum = 100)]
+    repeat_penalty: Option<f64>,
     /// Added to logits, by token id.
     logit_bias: Option<BTreeMap<String, f64>>,
     /// Constraint on the output.
     #[schema(value_type = Option<ResponseFormatSchema>)]
     response_format: Option<ResponseFormat>,
+    /// vLLM's constraint on the output; instead of `response_format`.
+    structured_outputs: Option<StructuredOutputs>,
+    /// JSON Schema that the output matches, as an object or as text.
+    #[schema(value_type = Option<Object>)]
+    guided_json: Option<Value>,
+    /// Regular expression that the whole output matches.
+    guided_regex: Option<String>,
+    /// Texts of which the output is one.
+    guided_choice: Option<Vec<String>>,
+    /// Grammar of the output in Lark or GBNF.
+    guided_grammar: Option<String>,
+    /// Grammar of the output in GBNF or Lark.
+    grammar: Option<String>,
+    /// llama.cpp's name of `guided_json`.
+    #[schema(value_type = Option<Object>)]
+    json_schema: Option<Value>,
+    /// Go on after the tokens that end a completion, up to `max_tokens`.
+    ignore_eos: Option<bool>,
+    /// Number of tokens before which no token may end the completion.
+    min_tokens: Option<u32>,
+    /// Further tokens that end the completion; they are not part of it.
+    stop_token_ids: Option<Vec<u32>>,
 }
 
 /// Options of a stream.
@@ -152,6 +179,12 @@ impl Options {
                 return Err(Error::invalid_field(name, "is 0, but must be at least 1"));
             }
         }
+        if let (Some(min), Some(max)) = (self.min_tokens, self.max_tokens())
+            && min > max
+        {
+            let message = format!("is {min}, but must not exceed the maximum number of tokens, {max}");
+            return Err(Error::invalid_field("min_tokens", message));
+        }
         if !(1..=max_choices).contains(&self.n()) {
             return Err(Error::invalid_field(
                 "n",
@@ -172,9 +205,64 @@ impl Options {
         Ok(())
     }
 
-    /// The constraint of `response_format`; `None` for text.
+    /// The constraint on the output; `None` for text.
     pub(crate) fn constraint(&self) -> Result<Option<Constraint>, Error> {
-        self.response_format.as_ref().map_or(Ok(None), ResponseFormat::constraint)
+        let mut found = Vec::new();
+        if let Some(format) = &self.response_format {
+            found.extend(format.constraint()?);
+        }
+        if let Some(outputs) = &self.structured_outputs {
+            found.extend(outputs.constraints()?);
+        }
+        for (field, schema) in [("guided_json", &self.guided_json), ("json_schema", &self.json_schema)] {
+            if let Some(schema) = schema.as_ref().filter(|schema| !schema.is_null()) {
+                found.push(Constraint::schema(field, schema)?);
+            }
+        }
+        found.extend(self.guided_regex.iter().map(|regex| Constraint::regex("guided_regex", regex)));
+        if let Some(choices) = &self.guided_choice {
+            found.push(Constraint::choice("guided_choice", choices)?);
+        }
+        for (field, grammar) in [("guided_grammar", &self.guided_grammar), ("grammar", &self.grammar)] {
+            let given = grammar.as_ref().filter(|grammar| !grammar.is_empty());
+            found.extend(given.map(|grammar| Constraint::grammar(field, grammar)));
+        }
+        match &found[..] {
+            [] | [_] => {}
+            [first, second, ..] => {
+                let message = format!("cannot be combined with '{}'", first.field);
+                return Err(Error::invalid_field(second.field, message));
+            }
+        }
+        if self.ignores_eos() && !found.is_empty() {
+            let message = "cannot be combined with a constraint, which decides where the output ends";
+            return Err(Error::invalid_field("ignore_eos", message));
+        }
+        Ok(found.pop())
+    }
+
+    /// Whether tokens that end a completion are ignored.
+    pub(crate) fn ignores_eos(&self) -> bool {
+        self.ignore_eos.unwrap_or(false)
+    }
+
+    /// Number of tokens before which no token may end the completion.
+    pub(crate) fn min_tokens(&self) -> u32 {
+        self.min_tokens.unwrap_or(0)
+    }
+
+    /// The tokens that end a completion: the model's, and those of the request.
+    pub(crate) fn stop_token_ids(&self, model: &[u32], vocab_size: usize) -> Result<Vec<u32>, Error> {
+        let given = self.stop_token_ids.as_deref().unwrap_or_default();
+        let invalid = |message: String| Err(Error::invalid_field("stop_token_ids", message));
+        if given.len() > MAX_STOPS {
+            return invalid(format!("has {} tokens, but at most {MAX_STOPS} are allowed", given.len()));
+        }
+        if let Some(id) = given.iter().find(|id| **id as usize >= vocab_size) {
+            return invalid(format!("has the token {id}, but token ids are below {vocab_size}"));
+        }
+        let model = if self.ignores_eos() { &[] } else { model };
+        Ok(model.iter().chain(given).copied().collect())
     }
 
     /// Sampling parameters. The seed and parameters that are not given are taken from `base`.
@@ -189,11 +277,23 @@ impl Options {
         Ok(Sampling {
             top: 0,
             temperature: ranged("temperature", self.temperature, 0.0, 2.0, base.temperature)?,
-            top_k: self.top_k.unwrap_or(base.top_k),
+            top_k: match self.top_k {
+                None => base.top_k,
+                Some(-1) => 0,
+                Some(top_k) => u32::try_from(top_k).map_err(|_| {
+                    Error::invalid_field(
+                        "top_k",
+                        format!("is {top_k}, but must be -1, 0 or a positive number"),
+                    )
+                })?,
+            },
             // 0 keeps only the most probable token, and so does the smallest positive number.
             top_p: ranged("top_p", self.top_p, 0.0, 1.0, base.top_p)?.max(f32::MIN_POSITIVE),
             min_p: ranged("min_p", self.min_p, 0.0, 1.0, base.min_p)?,
-            repetition: ranged("repetition_penalty", self.repetition_penalty, 0.01, 100.0, base.repetition)?,
+            repetition: match self.repeat_penalty {
+                Some(_) => ranged("repeat_penalty", self.repeat_penalty, 0.01, 100.0, base.repetition)?,
+                None => ranged("repetition_penalty", self.repetition_penalty, 0.01, 100.0, base.repetition)?,
+            },
             presence: ranged("presence_penalty", self.presence_penalty, -2.0, 2.0, base.presence)?,
             frequency: ranged("frequency_penalty", self.frequency_penalty, -2.0, 2.0, base.frequency)?,
             seed: base.seed,

@@ -42,9 +42,9 @@ pub(crate) fn parse<'de, T: Deserialize<'de>>(body: &'de Value) -> Result<T, Err
         let path = error.path().to_string();
         let inner = error.into_inner();
         match missing_field(&inner) {
-            Some(field) if path == "." => Error::invalid_field(field, "is required"),
-            Some(field) => Error::invalid_field(format!("{path}.{field}"), "is required"),
-            None => Error::invalid_field(path, inner),
+            Some(field) if path == "." => Error::missing_field(field),
+            Some(field) => Error::missing_field(format!("{path}.{field}")),
+            None => Error::invalid_field(path, in_json_terms(&inner.to_string())),
         }
     })
 }
@@ -57,8 +57,43 @@ pub(super) fn parse_field<'de, T: Deserialize<'de>>(field: &str, value: &'de Val
             let message = message.replacen(&format!("'{param}'"), &format!("'{path}'"), 1);
             Error::Invalid { param: Some(path), message }
         }
+        Error::Missing(param) => Error::missing_field(format!("{field}.{param}")),
         error => error,
     })
+}
+
+/// serde's message about a value of the wrong type, in the terms of JSON rather than of Rust.
+fn in_json_terms(message: &str) -> String {
+    let Some(rest) =
+        message.strip_prefix("invalid type: ").or_else(|| message.strip_prefix("invalid value: "))
+    else {
+        return message.to_owned();
+    };
+    let Some((found, expected)) = rest.rsplit_once(", expected ") else { return message.to_owned() };
+    let expected = match expected {
+        "u8" | "u16" | "u32" | "u64" | "usize" => "a non-negative integer",
+        "i8" | "i16" | "i32" | "i64" => "an integer",
+        "f32" | "f64" => "a number",
+        "a sequence" => "an array",
+        "a map" => "an object",
+        other if other.starts_with("struct ") => "an object",
+        other => other,
+    };
+    let kind = |prefix: &str, kind: &str| {
+        let value = found.strip_prefix(prefix)?;
+        Some(format!("the {kind}{}", value.replace('`', "")))
+    };
+    let found = match found {
+        "map" => "an object".to_owned(),
+        "sequence" => "an array".to_owned(),
+        "null" | "unit value" => "null".to_owned(),
+        found => kind("integer", "integer")
+            .or_else(|| kind("floating point", "number"))
+            .or_else(|| kind("boolean", "boolean"))
+            .or_else(|| kind("string", "string"))
+            .unwrap_or_else(|| found.to_owned()),
+    };
+    format!("must be {expected}, but is {found}")
 }
 
 /// The name of a missing field, if that is the error.
@@ -73,5 +108,50 @@ pub(super) fn require_unset(name: &str, value: &Option<Value>, feature: &str) ->
         None | Some(Value::Null | Value::Bool(false)) => Ok(()),
         Some(Value::Array(list)) if list.is_empty() => Ok(()),
         Some(_) => Err(Error::unsupported(name, feature)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[derive(Debug, Deserialize)]
+    #[allow(dead_code, reason = "only errors are looked at")]
+    struct Fields {
+        count: Option<u32>,
+        share: Option<f64>,
+        on: Option<bool>,
+        name: Option<String>,
+        list: Option<Vec<i64>>,
+        inner: Option<Inner>,
+    }
+
+    #[derive(Debug, Deserialize)]
+    #[allow(dead_code, reason = "only errors are looked at")]
+    struct Inner {
+        needed: u32,
+    }
+
+    #[test]
+    fn errors_name_the_types_of_json() {
+        for (body, message) in [
+            (json!({ "count": "3" }), "'count': must be a non-negative integer, but is the string \"3\""),
+            (json!({ "count": -1 }), "'count': must be a non-negative integer, but is the integer -1"),
+            (json!({ "count": 1.5 }), "'count': must be a non-negative integer, but is the number 1.5"),
+            (
+                json!({ "count": 5_000_000_000_u64 }),
+                "'count': must be a non-negative integer, but is the integer 5000000000",
+            ),
+            (json!({ "share": true }), "'share': must be a number, but is the boolean true"),
+            (json!({ "on": null, "name": 1 }), "'name': must be a string, but is the integer 1"),
+            (json!({ "list": {} }), "'list': must be an array, but is an object"),
+            (json!({ "list": [1, "a"] }), "'list[1]': must be an integer, but is the string \"a\""),
+            (json!({ "inner": 1 }), "'inner': must be an object, but is the integer 1"),
+            (json!({ "inner": {} }), "'inner.needed': is required"),
+        ] {
+            assert_eq!(parse::<Fields>(&body).unwrap_err().to_string(), message);
+        }
     }
 }

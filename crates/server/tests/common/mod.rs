@@ -282,6 +282,7 @@ impl Fixture {
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let model = Model {
             id: MODEL.to_owned(),
+            aliases: vec!["other-name".to_owned()],
             created: 1_700_000_000,
             vocab_size: tokenizer().vocab_size() as u32,
             stop_token_ids: tokenizer().stop_token_ids().to_vec(),

@@ -134,7 +134,16 @@ fn served_model(settings: &Settings, files: &ModelFiles) -> anyhow::Result<serve
     // A name in the model store is a better default than the name of its file.
     let store_name =
         settings.model.clone().filter(|model| !model.contains('/') && !PathBuf::from(model).exists());
-    Ok(files.served_as(settings.name.clone().or(store_name))?)
+    let mut served = files.served_as(settings.name.clone().or(store_name.clone()))?;
+    // Requests may use the name that `indrik models` lists, and the one given here.
+    let entries = store::Store::open_default().and_then(|store| store.entries()).unwrap_or_default();
+    let listed = entries.into_iter().find(|entry| entry.path == files.path()).map(|entry| entry.name);
+    for name in listed.into_iter().chain(store_name) {
+        if name != served.id && !served.aliases.contains(&name) {
+            served.aliases.push(name);
+        }
+    }
+    Ok(served)
 }
 
 /// Message for an address that cannot be bound, with advice.

@@ -139,13 +139,13 @@ settings! {
         request_timeout: Time, "request-timeout" was "request-time", "INDRIK_REQUEST_TIMEOUT", "10min", "Maximum time from a request's arrival to its last token";
         max_choices: NonZeroU32, "max-choices" was "choices", "INDRIK_MAX_CHOICES", "16", "Maximum number of choices per request (n times the number of prompts)";
         max_body_size: Size, "max-body-size" was "body-size", "INDRIK_MAX_BODY_SIZE", "4MiB", "Maximum size of a request body";
-        max_inflight_body_size: Size, "max-inflight-body-size" was "bodies-size", "INDRIK_MAX_INFLIGHT_BODY_SIZE", "32MiB", "Total memory for request bodies in flight; further requests wait";
+        max_inflight_body_size: Size, "max-inflight-body-size" was "bodies-size", "INDRIK_MAX_INFLIGHT_BODY_SIZE", "32MiB", "Total memory for request bodies in flight beyond the first 64 KiB of each; slow ones give way";
         body_timeout: Time, "body-timeout" was "body-time", "INDRIK_BODY_TIMEOUT", "30s", "Maximum time to receive a request body";
         max_header_size: Size, "max-header-size" was "head-size", "INDRIK_MAX_HEADER_SIZE", "64KiB", "Maximum size of the request line and headers; at least 8KiB";
         header_timeout: Time, "header-timeout" was "head-time", "INDRIK_HEADER_TIMEOUT", "30s", "Maximum time to receive the headers; also the idle timeout of a connection";
         stall_timeout: Time, "stall-timeout" was "stall-time", "INDRIK_STALL_TIMEOUT", "60s", "Maximum time a write to a client may block before the connection is closed";
         keep_alive: Time, "keep-alive", "INDRIK_KEEP_ALIVE", "15s", "Interval of keep-alive comments in a stream without new tokens";
-        max_connections: NonZeroU32, "max-connections" was "connections", "INDRIK_MAX_CONNECTIONS", "512", "Maximum number of open connections; further ones wait to be accepted";
+        max_connections: NonZeroU32, "max-connections" was "connections", "INDRIK_MAX_CONNECTIONS", "512", "Maximum number of connections with requests; a further one replaces a silent, idle or slow one";
         probe_timeout: Time, "probe-timeout" was "probe-time", "INDRIK_PROBE_TIMEOUT", "5s", "Maximum time for the GPU to respond to the /ready probe";
         step_timeout: Time, "step-timeout" was "step-time", "INDRIK_STEP_TIMEOUT", "5min", "Maximum time of a step on the GPU before the device counts as lost";
         drain_timeout: Time, "drain-timeout" was "drain-time", "INDRIK_DRAIN_TIMEOUT", "30s", "Maximum time for running requests to finish after SIGTERM";
@@ -171,10 +171,11 @@ settings! {
         max_prompt_tokens: NonZeroU32, "max-prompt-tokens" was "prompt-tokens", "INDRIK_MAX_PROMPT_TOKENS", "context", "Maximum prompt length in tokens";
         kv: Kv, "kv", "INDRIK_KV", "f16", "KV cache data type: f16, f32 or int8";
         prefill_chunk: NonZeroU32, "prefill-chunk" was "chunk", "INDRIK_PREFILL_CHUNK", "depends on the device", "Maximum prefill tokens per step";
-        api_key_file: String, "api-key-file", "INDRIK_API_KEY_FILE", "none", "File of accepted API keys, one per line";
+        api_key_file: String, "api-key-file", "INDRIK_API_KEY_FILE", "none", "File of accepted API keys, one per line; # starts a comment";
     }
     lists {
         api_key, "api-key", "INDRIK_API_KEY", "KEY", "Accepted API key (repeatable)";
+        allow_host, "allow-host", "INDRIK_ALLOW_HOST", "NAME", "Host name that a local server without API keys answers to besides localhost, * for all (repeatable)";
         cors, "cors", "INDRIK_CORS", "ORIGIN", "Allowed CORS origin, * for all (repeatable)";
     }
 }
@@ -294,10 +295,11 @@ impl Settings {
         if let Some(path) = &self.api_key_file {
             let text = std::fs::read_to_string(path)
                 .with_context(|| format!("cannot read the API keys in {path}"))?;
-            keys.extend(text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned));
+            let lines = text.lines().map(str::trim);
+            keys.extend(lines.filter(|line| !line.is_empty() && !line.starts_with('#')).map(str::to_owned));
             if keys.len() == self.api_key.len() {
                 // An empty file must not turn authentication off.
-                bail!("{path} contains no API key: write one per line");
+                bail!("{path} contains no API key: write one per line; lines that start with # are comments");
             }
         }
         if keys.iter().any(|key| key.trim().is_empty()) {
@@ -317,9 +319,13 @@ impl Settings {
         // A request with more choices than fit in the batch and the queue could never be admitted.
         let capacity =
             self.max_sequences.get().saturating_add(u32::try_from(self.max_queue).unwrap_or(u32::MAX));
+        let api_keys = self.keys()?;
+        // A page from another site can give its own name to this machine's loopback address (DNS rebinding).
+        let is_exposed = self.host.is_loopback() && api_keys.is_empty();
         Ok(server::Config {
-            api_keys: self.keys()?,
+            api_keys,
             cors_origins: self.cors.clone(),
+            allowed_hosts: (is_exposed || !self.allow_host.is_empty()).then(|| self.allow_host.clone()),
             max_body_bytes: self.max_body_size.0,
             max_inflight_body_bytes: self.max_inflight_body_size.0,
             body_timeout: self.body_timeout.0,
@@ -370,7 +376,8 @@ mod tests {
     #[test]
     fn defaults_are_those_of_the_server_and_the_engine() {
         let settings = settings(&[], &[], "").unwrap();
-        assert_eq!(settings.config().unwrap(), server::Config::default());
+        let config = server::Config { allowed_hosts: Some(vec![]), ..server::Config::default() };
+        assert_eq!(settings.config().unwrap(), config);
         assert_eq!(settings.max_queue, engine::Options::default().queue_capacity);
         assert!(settings.set.is_empty(), "{:?}", settings.set);
     }
