@@ -42,8 +42,8 @@ impl Activity {
     /// How long a connection may do this before it may be closed for another; `None`: as long as it takes.
     fn grace(self) -> Option<Duration> {
         match self {
-            Activity::Silent | Activity::Idle => Some(Duration::ZERO),
-            Activity::Headers | Activity::Body => Some(GRACE),
+            // Bytes of a connection that was just opened may not have been read yet.
+            Activity::Silent | Activity::Idle | Activity::Headers | Activity::Body => Some(GRACE),
             Activity::Busy => None,
         }
     }
