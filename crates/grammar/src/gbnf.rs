@@ -1,8 +1,9 @@
 //! llama.cpp's grammar format (GBNF), translated to Lark.
 //!
-//! In Lark, text is first cut into terminals and the rules are then matched on those; GBNF knows only characters. So
-//! that both mean the same, every rule that refers to no recursive rule becomes a single terminal, which is matched
-//! character by character. Only rules that are recursive, or use one that is, stay rules.
+//! In Lark, text is first cut into terminals, greedily, and the rules are then matched on those; GBNF knows only
+//! characters. To keep the meaning, every rule that refers to no recursive rule becomes a single terminal, which is
+//! matched character by character. Rules that are recursive, or use one that is, stay rules: there, a terminal takes
+//! all the characters that it can, even if the next one would need them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -10,9 +11,18 @@ use std::fmt::Write;
 /// Maximum nesting of groups.
 const MAX_DEPTH: usize = 100;
 
+/// Maximum number of repetition signs after one part: each is one more level of nesting.
+const MAX_REPETITIONS: usize = 8;
+
+/// Maximum number of rules: chains of them are nested in the compiler.
+const MAX_RULES: usize = 2000;
+
 /// Whether a grammar is in GBNF rather than Lark, by the sign that defines a rule.
 pub(crate) fn is_gbnf(grammar: &str) -> bool {
-    grammar.contains("::=")
+    let is_name = |name: &str| {
+        !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
+    };
+    grammar.lines().any(|line| line.split_once("::=").is_some_and(|(name, _)| is_name(name.trim())))
 }
 
 /// The grammar in Lark.
@@ -49,22 +59,30 @@ pub(crate) fn to_lark(grammar: &str) -> Result<String, String> {
 
 /// The rules that neither are recursive nor use a recursive rule.
 fn regular(rules: &BTreeMap<String, Expression>) -> BTreeSet<String> {
-    let mut regular = BTreeSet::new();
-    loop {
-        let found: Vec<&String> = rules
-            .iter()
-            .filter(|(name, expression)| {
-                let mut all = true;
-                expression.each_reference(&mut |used| all &= regular.contains(used));
-                all && !regular.contains(*name)
-            })
-            .map(|(name, _)| name)
-            .collect();
-        if found.is_empty() {
-            return regular;
-        }
-        regular.extend(found.into_iter().cloned());
+    // For each rule, the rules that use it, and the number of its own references that are not known to be regular.
+    let mut users: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    let mut open: BTreeMap<&str, usize> = BTreeMap::new();
+    for (name, expression) in rules {
+        let count = open.entry(name).or_default();
+        expression.each_reference(&mut |used| {
+            *count += 1;
+            users.entry(used.to_owned()).or_default().push(name);
+        });
     }
+    let mut regular = BTreeSet::new();
+    let mut ready: Vec<&str> = open.iter().filter(|(_, count)| **count == 0).map(|(name, _)| *name).collect();
+    while let Some(name) = ready.pop() {
+        regular.insert(name.to_owned());
+        for user in users.get(name).into_iter().flatten() {
+            if let Some(count) = open.get_mut(user) {
+                *count -= 1;
+                if *count == 0 {
+                    ready.push(user);
+                }
+            }
+        }
+    }
+    regular
 }
 
 #[derive(Debug)]
@@ -160,6 +178,9 @@ impl Parser<'_> {
             if rules.insert(name.clone(), expression).is_some() {
                 return Err(format!("rule '{name}' is defined twice"));
             }
+            if rules.len() > MAX_RULES {
+                return Err(format!("it has more than {MAX_RULES} rules"));
+            }
         }
         Ok(rules)
     }
@@ -215,7 +236,7 @@ impl Parser<'_> {
 
     /// `part` with the repetitions that follow it.
     fn repeated(&mut self, mut part: Expression) -> Result<Expression, String> {
-        loop {
+        for _ in 0..=MAX_REPETITIONS {
             let (least, most) = match self.peek() {
                 Some('*') => (0, None),
                 Some('+') => (1, None),
@@ -228,7 +249,12 @@ impl Parser<'_> {
                     let mut most = Some(least);
                     if self.take(",") {
                         self.skip_space(false);
-                        most = self.number();
+                        most = match self.peek() {
+                            Some('0'..='9') => {
+                                Some(self.number().ok_or_else(|| self.error("the number is too large"))?)
+                            }
+                            _ => None,
+                        };
                         self.skip_space(false);
                     }
                     if self.peek() != Some('}') {
@@ -244,6 +270,7 @@ impl Parser<'_> {
             self.position += 1;
             part = Expression::Repeat(Box::new(part), least, most);
         }
+        Err(self.error("too many repetition signs after one part"))
     }
 
     fn quoted(&mut self) -> Result<String, String> {
@@ -266,26 +293,34 @@ impl Parser<'_> {
             class.push('^');
         }
         let mut is_empty = true;
-        loop {
-            let c = match self.next() {
-                Some(']') => break,
-                // A range, unless it is the first or the last character.
-                Some('-') if !is_empty && self.peek() != Some(']') => {
-                    class.push('-');
-                    continue;
-                }
-                Some('\\') => self.escaped()?,
-                Some(c) if c != '\n' => c,
-                _ => return Err(self.error("a character class does not end")),
-            };
+        while !self.take("]") {
+            let first = self.class_character()?;
+            let mut last = first;
+            // A sign at the end of the class is a character, not a range.
+            let rest = &self.text[self.position..];
+            if rest.starts_with('-') && !rest.starts_with("-]") {
+                self.position += 1;
+                last = self.class_character()?;
+            }
+            if last < first {
+                return Err(self.error("a range ends before it starts"));
+            }
             is_empty = false;
-            let _ = write!(class, "\\u{{{:X}}}", u32::from(c));
+            let _ = write!(class, "\\u{{{:X}}}-\\u{{{:X}}}", u32::from(first), u32::from(last));
         }
         if is_empty {
             return Err(self.error("a character class is empty"));
         }
         class.push(']');
         Ok(Expression::Class(class))
+    }
+
+    fn class_character(&mut self) -> Result<char, String> {
+        match self.next() {
+            Some('\\') => self.escaped(),
+            Some(c) if c != '\n' => Ok(c),
+            _ => Err(self.error("a character class does not end")),
+        }
     }
 
     fn escaped(&mut self) -> Result<char, String> {
@@ -300,9 +335,11 @@ impl Parser<'_> {
             _ => return Err(self.error("unknown escape")),
         };
         let code = self.text.get(self.position..self.position + digits);
-        let code = code.and_then(|code| u32::from_str_radix(code, 16).ok()).and_then(char::from_u32);
+        let code = code.filter(|code| code.bytes().all(|byte| byte.is_ascii_hexdigit()));
+        let code = code.and_then(|code| char::from_u32(u32::from_str_radix(code, 16).ok()?));
+        let code = code.ok_or_else(|| self.error("an escape is not a character"))?;
         self.position += digits;
-        code.ok_or_else(|| self.error("an escape is not a character"))
+        Ok(code)
     }
 
     fn name(&mut self) -> Option<String> {
@@ -356,7 +393,7 @@ impl Parser<'_> {
     }
 
     fn error(&self, reason: &str) -> String {
-        let line = self.text[..self.position.min(self.text.len())].lines().count().max(1);
+        let line = self.text[..self.position].matches('\n').count() + 1;
         format!("line {line}: {reason}")
     }
 }

@@ -1,11 +1,12 @@
 //! Receiving request bodies within limits of size, time and total memory.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, BodyDataStream, HttpBody};
 use axum::extract::Request;
-use axum::http::HeaderMap;
-use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT};
+use axum::http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, EXPECT};
+use axum::http::{HeaderMap, HeaderValue, Version};
 use axum::response::{IntoResponse, Response};
 use futures_util::StreamExt;
 
@@ -21,11 +22,12 @@ const MAX_DRAINED: usize = 256 << 20;
 pub(crate) struct BodyLimits {
     max_bytes: usize,
     timeout: Duration,
-    budget: Budget,
+    budget: Arc<Budget>,
 }
 
-/// A request of which only the headers may be used so far.
+/// A request whose body has not been read yet.
 pub(crate) struct Unread {
+    version: Version,
     headers: HeaderMap,
     connection: Option<Connection>,
     body: Body,
@@ -35,7 +37,7 @@ impl From<Request> for Unread {
     fn from(request: Request) -> Unread {
         let (parts, body) = request.into_parts();
         let connection = parts.extensions.get::<Connection>().cloned();
-        Unread { headers: parts.headers, connection, body }
+        Unread { version: parts.version, headers: parts.headers, connection, body }
     }
 }
 
@@ -57,7 +59,7 @@ impl BodyLimits {
         BodyLimits {
             max_bytes: config.max_body_bytes,
             timeout: config.body_timeout,
-            budget: Budget::new(config.max_inflight_body_bytes.max(config.max_body_bytes)),
+            budget: Arc::new(Budget::new(config.max_inflight_body_bytes.max(config.max_body_bytes))),
         }
     }
 
@@ -69,8 +71,8 @@ impl BodyLimits {
         }
     }
 
-    /// Receives a body. The memory is held until the body is parsed: as JSON it is many times larger.
-    pub(crate) async fn receive(&self, request: Unread) -> Result<(Vec<u8>, Lease<'_>), Error> {
+    /// Receives a body. The memory must be held until the body is parsed: as JSON it is many times larger.
+    pub(crate) async fn receive(&self, request: Unread) -> Result<(Vec<u8>, Lease), Error> {
         let mut lease = self.budget.lease();
         let mut chunks = request.body.into_data_stream();
         let connection = request.connection;
@@ -91,18 +93,20 @@ impl BodyLimits {
                 lease.complete();
                 Ok((bytes, lease))
             }
-            Err(error @ Error::BodyTooLarge(_)) => {
+            // The body itself failed.
+            Err(error @ Error::Invalid { .. }) => Err(error),
+            // The client is still sending, and must see the response.
+            Err(error) => {
                 self.discard(chunks);
                 Err(error)
             }
-            Err(error) => Err(error),
         }
     }
 
     async fn read(
         &self,
         chunks: &mut BodyDataStream,
-        lease: &mut Lease<'_>,
+        lease: &mut Lease,
         connection: Option<&Connection>,
     ) -> Result<Vec<u8>, Error> {
         let mut bytes = Vec::new();
@@ -120,9 +124,16 @@ impl BodyLimits {
             if length > self.max_bytes {
                 return Err(Error::BodyTooLarge(self.max_bytes));
             }
-            lease.grow_to(length).await.map_err(|evicted| match evicted {
+            if let Some(connection) = connection {
+                connection.set_waiting(true);
+            }
+            let grown = lease.grow_to(length).await;
+            if let Some(connection) = connection {
+                connection.set_waiting(false);
+            }
+            grown.map_err(|evicted| match evicted {
                 Evicted::Slow => Error::BodyTooSlow,
-                Evicted::NoMemory => Error::QueueFull(Duration::from_secs(1)),
+                Evicted::NoMemory => Error::TooManyBodies,
             })?;
             bytes.extend_from_slice(&chunk);
             if let Some(connection) = connection {
@@ -136,14 +147,19 @@ impl BodyLimits {
     /// response. A client that waits for `100 Continue` is not told to send a body that nobody wants.
     pub(crate) fn refuse(&self, request: impl Into<Unread>, error: Error) -> Response {
         let request = request.into();
-        let waits = request
-            .headers
-            .get(EXPECT)
-            .is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"));
-        if !waits && !request.body.is_end_stream() {
+        let waits = request.version >= Version::HTTP_11
+            && request
+                .headers
+                .get(EXPECT)
+                .is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"));
+        let mut response = error.into_response();
+        if waits {
+            // Its body may come or not: the connection cannot be used again.
+            response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        } else if !request.body.is_end_stream() {
             self.discard(request.body.into_data_stream());
         }
-        error.into_response()
+        response
     }
 
     fn discard(&self, mut chunks: BodyDataStream) {

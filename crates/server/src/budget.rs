@@ -58,7 +58,7 @@ impl Budget {
     }
 
     /// Registers a body; it holds no memory yet.
-    pub(crate) fn lease(&self) -> Lease<'_> {
+    pub(crate) fn lease(self: &Arc<Self>) -> Lease {
         let eviction = Arc::new(Notify::new());
         let mut state = self.lock();
         let id = state.next_id;
@@ -66,7 +66,7 @@ impl Budget {
         let entry =
             Receiving { advanced: Instant::now(), waiting: false, held: 0, eviction: Some(eviction.clone()) };
         state.receiving.insert(id, entry);
-        Lease { budget: self, id, held: 0, advanced_at: 0, eviction }
+        Lease { budget: self.clone(), id, held: 0, advanced_at: 0, eviction }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -100,8 +100,8 @@ impl State {
 }
 
 /// Memory of one body. Returned when dropped.
-pub(crate) struct Lease<'a> {
-    budget: &'a Budget,
+pub(crate) struct Lease {
+    budget: Arc<Budget>,
     id: u64,
     held: usize,
     /// Length of the body when it last made progress.
@@ -109,7 +109,7 @@ pub(crate) struct Lease<'a> {
     eviction: Arc<Notify>,
 }
 
-impl Lease<'_> {
+impl Lease {
     /// Takes memory for a body of `length` bytes so far; waits until there is some.
     pub(crate) async fn grow_to(&mut self, length: usize) -> Result<(), Evicted> {
         let wanted = length.saturating_sub(FREE_BYTES);
@@ -157,7 +157,7 @@ impl Lease<'_> {
     }
 }
 
-impl Drop for Lease<'_> {
+impl Drop for Lease {
     fn drop(&mut self) {
         let mut state = self.budget.lock();
         state.free += self.held;
@@ -180,7 +180,7 @@ mod tests {
     #[test]
     fn small_bodies_need_no_memory() {
         block_on(async {
-            let budget = Budget::new(MIB);
+            let budget = Arc::new(Budget::new(MIB));
             let mut large = budget.lease();
             large.grow_to(MIB + FREE_BYTES).await.unwrap();
             let mut small = budget.lease();
@@ -192,7 +192,7 @@ mod tests {
     #[test]
     fn the_slowest_body_gives_way() {
         block_on(async {
-            let budget = Budget::new(2 * MIB);
+            let budget = Arc::new(Budget::new(2 * MIB));
             let mut slow = budget.lease();
             slow.grow_to(MIB + FREE_BYTES).await.unwrap();
             let mut complete = budget.lease();
@@ -212,12 +212,12 @@ mod tests {
     #[test]
     fn bodies_that_wait_for_each_other_do_not_deadlock() {
         block_on(async {
-            let budget = Budget::new(2 * MIB);
+            let budget = Arc::new(Budget::new(2 * MIB));
             let (mut first, mut second) = (budget.lease(), budget.lease());
             first.grow_to(MIB + FREE_BYTES).await.unwrap();
             second.grow_to(MIB + FREE_BYTES).await.unwrap();
             // Each returns its memory when it fails, as a request does.
-            let grow = async |mut lease: Lease<'_>| lease.grow_to(2 * MIB + FREE_BYTES).await;
+            let grow = async |mut lease: Lease| lease.grow_to(2 * MIB + FREE_BYTES).await;
             let results = tokio::join!(grow(first), grow(second));
             assert!(
                 matches!(results, (Ok(()), Err(Evicted::NoMemory)) | (Err(Evicted::NoMemory), Ok(()))),

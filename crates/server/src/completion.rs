@@ -68,6 +68,8 @@ async fn parse(
     let (body, reservation) = app.bodies.receive(request).await?;
     let (state, span) = (app.clone(), log.span.clone());
     let parse = move || {
+        // Until the body is parsed, even if its client is gone by then.
+        let _reservation = reservation;
         let _entered = span.entered();
         let AppState { model, tool_support, config, generator, .. } = &*state;
         let context_length = generator.context_length();
@@ -80,12 +82,10 @@ async fn parse(
         }
         Ok(parsed)
     };
-    let parsed = tokio::task::spawn_blocking(parse).await.map_err(|error| {
+    tokio::task::spawn_blocking(parse).await.map_err(|error| {
         tracing::error!(%error, "parsing a request panicked");
         Error::Internal
-    })?;
-    drop(reservation);
-    parsed
+    })?
 }
 
 /// Compiles the constraint of a request and attaches the grammar to every choice.

@@ -144,7 +144,10 @@ async fn client_gone(stream: &TcpStream, entry: &Connection) {
             Some(Ok(0)) if !was_asked && entry.allows_interim_response() => {
                 was_asked = true;
                 // If the client is gone, its machine answers with a reset.
-                let _ = stream.try_write(INTERIM_RESPONSE);
+                let written = stream.try_write(INTERIM_RESPONSE);
+                if written.is_ok_and(|count| count < INTERIM_RESPONSE.len()) {
+                    return;
+                }
             }
             Some(Err(error)) if error.kind() != io::ErrorKind::WouldBlock => return,
             _ => {}

@@ -1,9 +1,10 @@
 //! The open connections: which of them give way when there are too many.
 //!
-//! A connection that does nothing must not keep others out. When the limit is reached, a new one replaces the first of
-//! these: the longest silent one, the longest idle one between requests, the slowest headers, the slowest body, the
-//! client that has not read its response for longest. Complete requests never hold more than the limit; a few connections
-//! more are open for probes (`/health`, `/ready`, `/metrics`), so that a busy server does not look dead.
+//! A connection that does nothing must not keep others out. When the limit is reached, one is closed to make room, in
+//! this order of preference: the one that has been silent for longest, idle between requests for longest, sending
+//! headers for longest, sending a body without progress for longest, and the one whose client has gone longest without
+//! reading its response. At most the limit of complete requests is handled; a few more connections are reserved for
+//! probes (`/health`, `/ready`, `/metrics`), so that a busy server does not look dead.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -61,6 +62,8 @@ struct State {
     allows_interim_response: bool,
     /// Whether the request is complete, and counted.
     is_handled: bool,
+    /// Whether the body waits for memory.
+    waits_for_memory: bool,
 }
 
 impl State {
@@ -68,6 +71,7 @@ impl State {
     fn eviction(&self) -> Option<((u8, Instant), Duration)> {
         let (rank, since, grace) = match (self.stalled, self.activity) {
             (Some(since), _) => (u8::MAX, since, STALL_GRACE),
+            (None, Activity::Body) if self.waits_for_memory => return None,
             (None, activity) => (activity as u8, self.since, activity.grace()?),
         };
         Some(((rank, since), grace.saturating_sub(since.elapsed())))
@@ -101,7 +105,10 @@ impl Connection {
     /// The headers of a request are complete.
     pub(crate) fn begin(&self, version: Version) -> ActiveRequest {
         self.set(Activity::Busy);
-        self.lock().allows_interim_response = version >= Version::HTTP_11;
+        let mut state = self.lock();
+        // Bytes of the previous response may not have been written yet.
+        state.allows_interim_response = version >= Version::HTTP_11 && state.stalled.is_none();
+        drop(state);
         self.begin.notify_one();
         ActiveRequest(self.clone())
     }
@@ -130,6 +137,16 @@ impl Connection {
     /// The body is complete, or given up.
     pub(crate) fn received(&self) {
         self.set(Activity::Busy);
+        self.begin.notify_one();
+    }
+
+    /// The body waits for memory, not for its client; or no longer.
+    pub(crate) fn set_waiting(&self, waits: bool) {
+        let mut state = self.lock();
+        if state.waits_for_memory != waits {
+            state.waits_for_memory = waits;
+            state.since = Instant::now();
+        }
     }
 
     /// The request is complete and will be handled. False if all connections that requests may hold are in use.
@@ -152,7 +169,10 @@ impl Connection {
     pub(crate) fn written(&self) {
         let mut state = self.lock();
         state.stalled = None;
-        state.allows_interim_response = false;
+        // While a body is being received, only `100 Continue` is written.
+        if state.activity != Activity::Body {
+            state.allows_interim_response = false;
+        }
     }
 
     /// Whether a request is being handled, and a 1xx response may be sent.
@@ -235,6 +255,7 @@ impl Connections {
             stalled: None,
             allows_interim_response: false,
             is_handled: false,
+            waits_for_memory: false,
         };
         let connection = Connection {
             id,
@@ -264,13 +285,14 @@ impl Table {
     fn evict(&mut self) -> Option<Duration> {
         let candidates = self.open.values().filter_map(|connection| {
             let ((rank, since), wait) = connection.lock().eviction()?;
-            Some((!wait.is_zero(), rank, since, wait, connection.id))
+            Some((rank, since, wait, connection.id))
         });
-        let Some((_, _, _, wait, id)) = candidates.min() else { return Some(GRACE) };
-        if !wait.is_zero() {
-            return Some(wait);
-        }
-        if let Some(connection) = self.open.remove(&id) {
+        let candidates: Vec<_> = candidates.collect();
+        let first = candidates.iter().filter(|(_, _, wait, _)| wait.is_zero()).min();
+        let Some((_, _, _, id)) = first else {
+            return Some(candidates.iter().map(|(_, _, wait, _)| *wait).min().unwrap_or(GRACE));
+        };
+        if let Some(connection) = self.open.remove(id) {
             connection.eviction.notify_one();
         }
         None

@@ -34,7 +34,7 @@ pub(crate) enum Error {
     UnknownModel(String),
     #[error("invalid or missing API key: send the header 'Authorization: Bearer KEY' or 'x-api-key: KEY'")]
     Unauthorized,
-    #[error("a request of HTTP/1.1 needs exactly one valid 'Host' header")]
+    #[error("an HTTP/1.1 request needs exactly one valid 'Host' header")]
     InvalidHost,
     #[error(
         "this server does not answer to the name '{0}': start it with --allow-host {0}, or use localhost"
@@ -50,8 +50,10 @@ pub(crate) enum Error {
     BodyTooLarge(usize),
     #[error("the body did not arrive within {} s", .0.as_secs_f64())]
     BodyTimeout(Duration),
-    #[error("the body arrived slowly while other requests needed the memory: try again")]
+    #[error("the body arrived too slowly while other requests needed memory: try again")]
     BodyTooSlow,
+    #[error("too many large requests at once: try again in a second")]
+    TooManyBodies,
     #[error("all connections are in use: try again later")]
     TooManyConnections,
     #[error("the queue is full: try again in {} s", retry_seconds(*.0))]
@@ -117,7 +119,9 @@ impl Error {
             Error::NotJson => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Error::BodyTooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
             Error::BodyTimeout(_) | Error::BodyTooSlow => StatusCode::REQUEST_TIMEOUT,
-            Error::QueueFull(_) | Error::QueueTimeout(_) => StatusCode::TOO_MANY_REQUESTS,
+            Error::TooManyBodies | Error::QueueFull(_) | Error::QueueTimeout(_) => {
+                StatusCode::TOO_MANY_REQUESTS
+            }
             Error::TooManyConnections | Error::NotReady(_) | Error::DeviceLost | Error::OutOfMemory => {
                 StatusCode::SERVICE_UNAVAILABLE
             }
@@ -143,6 +147,7 @@ impl Error {
             Error::InvalidHost => "invalid_host",
             Error::HostNotAllowed(_) => "host_not_allowed",
             Error::TooManyConnections => "too_many_connections",
+            Error::TooManyBodies => "too_many_bodies",
             Error::QueueFull(_) => "queue_full",
             Error::QueueTimeout(_) => "queue_too_slow",
             Error::NotReady(_) => "not_ready",
@@ -177,6 +182,7 @@ impl Error {
     fn retry_after(&self) -> Option<Duration> {
         match self {
             Error::QueueFull(after) => Some(*after),
+            Error::TooManyBodies | Error::BodyTooSlow => Some(Duration::from_secs(1)),
             Error::QueueTimeout(_)
             | Error::TooManyConnections
             | Error::NotReady(_)

@@ -17,7 +17,9 @@ pub(crate) struct HostCheck(Option<Vec<String>>);
 impl HostCheck {
     /// Names of this machine and `allowed` ones; `None`: all.
     pub(crate) fn new(allowed: Option<&[String]>) -> HostCheck {
-        HostCheck(allowed.filter(|names| !names.iter().any(|name| name == "*")).map(<[String]>::to_vec))
+        let allowed = allowed.filter(|names| !names.iter().any(|name| name == "*"));
+        // A port in an allowed name would match nothing.
+        HostCheck(allowed.map(|names| names.iter().map(|host| name(host).to_owned()).collect()))
     }
 
     /// An error unless the request names an allowed host.

@@ -59,6 +59,9 @@ pub fn router(config: Config, model: Model, generator: Arc<dyn Generator>) -> io
 /// Delay before the next accept after a failed one. Errors such as too many open files would recur immediately.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
+/// Maximum time for connections to close once no request is running.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+
 impl Server {
     /// Binds to an address; port 0 picks a free one. Must run in a tokio runtime with time and I/O enabled.
     pub async fn bind(
@@ -122,6 +125,8 @@ impl Server {
         tokio::select! {
             () = wait_past(&mut stopped, Phase::Draining) => tasks.shutdown().await,
             () = async { while tasks.join_next().await.is_some() {} } => {}
+            // What is left are clients that are still sending or not reading.
+            () = tokio::time::sleep(CLOSE_TIMEOUT) => tasks.shutdown().await,
         }
     }
 }

@@ -80,6 +80,10 @@ impl ParsedRequest {
                 (completion_prompts(completion, &options, model, config)?, top_logprobs)
             }
         };
+        if constraint.is_some() && options.ignores_eos() {
+            let message = "cannot be combined with a constraint, which decides where the output ends";
+            return Err(Error::invalid_field("ignore_eos", message));
+        }
         // A tiny vocabulary may have fewer tokens than requested.
         sampling.top = top_logprobs.unwrap_or(0).min(model.vocab_size);
         let stop_token_ids = options.stop_token_ids(&model.stop_token_ids, model.token_count() as usize)?;
@@ -141,6 +145,10 @@ fn max_tokens(
         Endpoint::Chat => options.max_tokens().unwrap_or(available),
         Endpoint::Completions => options.max_tokens().unwrap_or(DEFAULT_MAX_TOKENS),
     };
+    if options.min_tokens() > requested {
+        let message = format!("is {}, but the maximum number of tokens is {requested}", options.min_tokens());
+        return Err(Error::invalid_field("min_tokens", message));
+    }
     // Requesting more than fits is not an error: the completion ends with `length`.
     NonZeroU32::new(requested.min(available)).ok_or(Error::invalid_field("max_tokens", "is 0"))
 }

@@ -268,6 +268,23 @@ fn a_client_that_is_gone_is_noticed() {
     }
 }
 
+/// The check for clients that are gone must go on after a body that took its time.
+#[test]
+fn a_client_that_is_gone_after_a_slow_body_is_noticed() {
+    let mut mock = Mock::new();
+    mock.delay = NEVER;
+    let server = Fixture::with_config(mock, patient());
+    let text = chat_text(json!({}));
+    let (start, rest) = text.split_at(text.len() - 10);
+    let mut client = connect(&server);
+    client.write_all(start.as_bytes()).unwrap();
+    std::thread::sleep(Duration::from_millis(400));
+    client.write_all(rest.as_bytes()).unwrap();
+    server.wait_live(1);
+    drop(client);
+    server.wait_live(0);
+}
+
 #[test]
 fn draining_finishes_requests_and_answers_probes_until_the_end() {
     let mut mock = Mock::new();

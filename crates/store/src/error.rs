@@ -120,8 +120,8 @@ pub enum Error {
     },
     /// A token that cannot be sent.
     #[error(
-        "the token in HF_TOKEN (or the one saved by `hf auth login`) is not a token: it contains spaces or other \
-         characters that no token has; set it again, or unset it"
+        "the token in HF_TOKEN (or the one saved by `hf auth login`) is malformed: it contains spaces or other \
+         invalid characters; set it again, or unset it"
     )]
     MalformedToken,
     /// A repository without files that can be used.

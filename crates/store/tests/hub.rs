@@ -415,7 +415,7 @@ fn gated_and_private_repositories_say_what_to_click() {
 
     rig.settings.token = Some("two words".into());
     let error = rig.list().unwrap_err().to_string();
-    assert!(error.contains("HF_TOKEN") && error.contains("is not a token"), "{error}");
+    assert!(error.contains("HF_TOKEN") && error.contains("is malformed"), "{error}");
     rig.settings.token = Some("token".into());
     let error = rig.list().unwrap_err().to_string();
     assert!(error.contains("your token has no access"), "{error}");

@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use crate::error::{Error, Result};
 use crate::marks::Marks;
-use crate::message::{Message, Tool};
+use crate::message::{Message, Tool, map_value};
 use crate::tokenizer::Tokenizer;
 
 /// Gemma 3's format: alternating user and model turns, with the system message prepended to the first user
@@ -241,18 +241,9 @@ fn each_text(messages: &[Message], tools: &[Tool], each: &mut dyn FnMut(&str)) {
     tools.iter().for_each(|tool| drop(tool.map(&mut visit)));
 }
 
-/// A copy with every text replaced by `map` of it.
+/// A copy with every text but the variables' names replaced by `map` of it.
 fn map_variables(variables: &Variables, map: &mut dyn FnMut(&str) -> String) -> Variables {
-    use serde_json::Value;
-    fn mapped(value: &Value, map: &mut dyn FnMut(&str) -> String) -> Value {
-        match value {
-            Value::String(text) => Value::String(map(text)),
-            Value::Array(values) => values.iter().map(|value| mapped(value, map)).collect(),
-            Value::Object(fields) => Value::Object(map_variables(fields, map)),
-            other => other.clone(),
-        }
-    }
-    variables.iter().map(|(name, value)| (name.clone(), mapped(value, map))).collect()
+    variables.iter().map(|(name, value)| (name.clone(), map_value(value, map))).collect()
 }
 
 impl std::fmt::Debug for ChatTemplate {

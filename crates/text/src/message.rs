@@ -85,7 +85,7 @@ impl Tool {
 }
 
 /// Recursion depth is bounded: serde_json parses at most 128 levels.
-fn map_value(value: &Value, change: &mut dyn FnMut(&str) -> String) -> Value {
+pub(crate) fn map_value(value: &Value, change: &mut dyn FnMut(&str) -> String) -> Value {
     match value {
         Value::String(text) => Value::String(change(text)),
         Value::Array(values) => values.iter().map(|value| map_value(value, change)).collect(),

@@ -57,7 +57,7 @@ fn errors_name_the_line_and_the_rule() {
     for (grammar, part) in [
         ("x ::= \"a\"", "no rule 'root'"),
         ("root ::= other", "uses 'other', which is not defined"),
-        ("root ::= \"a\n", "line 1: a text does not end"),
+        ("root ::= \"a\n", "line 2: a text does not end"),
         ("root ::= \"a\"\nroot ::= \"b\"", "defined twice"),
         ("root ::= (\"a\"", "expected )"),
         ("root ::= [a", "does not end"),
@@ -68,10 +68,37 @@ fn errors_name_the_line_and_the_rule() {
         ("root ::= <[1000]>", "tokens in grammars are not supported"),
         ("root ::= \"a\" = 3", "expected the end of the rule"),
         (&format!("root ::= {}", "(".repeat(200)), "nested too deeply"),
+        (&format!("root ::= \"a\"{}", "?".repeat(200_000)), "too many repetition signs"),
+        ("root ::= \"\\u€€\"", "not a character"),
+        ("root ::= \"\\x+A\"", "not a character"),
+        ("root ::= [z-a]", "ends before it starts"),
+        ("root ::= \"a\"{1,99999999999}", "too large"),
     ] {
         let error = compiler().grammar(grammar).unwrap_err().to_string();
         assert!(error.contains(part), "{grammar:?}: {error}");
     }
+}
+
+#[test]
+fn long_chains_of_rules_are_bounded() {
+    let chain = |length: usize| {
+        let rule = |n: usize| format!("r{n} ::= r{}\n", n + 1);
+        format!("root ::= r0\n{}r{length} ::= \"a\"", (0..length).map(rule).collect::<String>())
+    };
+    assert!(accepts(&compiler().grammar(&chain(1900)).unwrap(), "a"));
+    let error = compiler().grammar(&chain(10_000)).unwrap_err().to_string();
+    assert!(error.contains("more than 2000 rules"), "{error}");
+}
+
+#[test]
+fn classes_have_ranges_and_signs() {
+    let grammar = compiler().grammar("root ::= [+--/] [a-c-] [-x]").unwrap();
+    for valid in ["+a-", ",-x", "/cx", "-b-"] {
+        assert!(accepts(&grammar, valid), "{valid:?}: {:?}", accepted(&grammar, valid));
+    }
+    assert_eq!(accepted(&grammar, ".").0, 0);
+    // Lark may contain the sign that defines a rule of GBNF.
+    assert!(accepts(&compiler().grammar("start: \"a ::= b\" // x ::= y").unwrap(), "a ::= b"));
 }
 
 #[test]

@@ -65,7 +65,7 @@ pub(crate) struct StructuredOutputs {
     json: Option<Value>,
     /// Regular expression that the whole output matches.
     regex: Option<String>,
-    /// Texts of which the output is one.
+    /// The output is one of these texts.
     choice: Option<Vec<String>>,
     /// Grammar in Lark or GBNF.
     grammar: Option<String>,

@@ -82,7 +82,7 @@ pub(crate) struct Options {
     guided_json: Option<Value>,
     /// Regular expression that the whole output matches.
     guided_regex: Option<String>,
-    /// Texts of which the output is one.
+    /// The output is one of these texts.
     guided_choice: Option<Vec<String>>,
     /// Grammar of the output in Lark or GBNF.
     guided_grammar: Option<String>,
@@ -93,7 +93,7 @@ pub(crate) struct Options {
     json_schema: Option<Value>,
     /// Go on after the tokens that end a completion, up to `max_tokens`.
     ignore_eos: Option<bool>,
-    /// Number of tokens before which no token may end the completion.
+    /// Minimum number of tokens before the completion may end.
     min_tokens: Option<u32>,
     /// Further tokens that end the completion; they are not part of it.
     stop_token_ids: Option<Vec<u32>>,
@@ -179,12 +179,6 @@ impl Options {
                 return Err(Error::invalid_field(name, "is 0, but must be at least 1"));
             }
         }
-        if let (Some(min), Some(max)) = (self.min_tokens, self.max_tokens())
-            && min > max
-        {
-            let message = format!("is {min}, but must not exceed the maximum number of tokens, {max}");
-            return Err(Error::invalid_field("min_tokens", message));
-        }
         if !(1..=max_choices).contains(&self.n()) {
             return Err(Error::invalid_field(
                 "n",
@@ -234,10 +228,6 @@ impl Options {
                 return Err(Error::invalid_field(second.field, message));
             }
         }
-        if self.ignores_eos() && !found.is_empty() {
-            let message = "cannot be combined with a constraint, which decides where the output ends";
-            return Err(Error::invalid_field("ignore_eos", message));
-        }
         Ok(found.pop())
     }
 
@@ -246,7 +236,7 @@ impl Options {
         self.ignore_eos.unwrap_or(false)
     }
 
-    /// Number of tokens before which no token may end the completion.
+    /// Minimum number of tokens before the completion may end.
     pub(crate) fn min_tokens(&self) -> u32 {
         self.min_tokens.unwrap_or(0)
     }

@@ -62,6 +62,9 @@ pub(super) fn parse_field<'de, T: Deserialize<'de>>(field: &str, value: &'de Val
     })
 }
 
+/// Maximum length of a value in an error, in characters.
+const MAX_SHOWN: usize = 60;
+
 /// serde's message about a value of the wrong type, in the terms of JSON rather than of Rust.
 fn in_json_terms(message: &str) -> String {
     let Some(rest) =
@@ -71,7 +74,8 @@ fn in_json_terms(message: &str) -> String {
     };
     let Some((found, expected)) = rest.rsplit_once(", expected ") else { return message.to_owned() };
     let expected = match expected {
-        "u8" | "u16" | "u32" | "u64" | "usize" => "a non-negative integer",
+        "u32" => "an integer from 0 to 4294967295",
+        "u8" | "u16" | "u64" | "usize" => "a non-negative integer",
         "i8" | "i16" | "i32" | "i64" => "an integer",
         "f32" | "f64" => "a number",
         "a sequence" => "an array",
@@ -80,8 +84,10 @@ fn in_json_terms(message: &str) -> String {
         other => other,
     };
     let kind = |prefix: &str, kind: &str| {
-        let value = found.strip_prefix(prefix)?;
-        Some(format!("the {kind}{}", value.replace('`', "")))
+        let value = found.strip_prefix(prefix)?.trim().trim_matches('`');
+        let shown: String = value.chars().take(MAX_SHOWN).collect();
+        let rest = if shown.len() < value.len() { "…" } else { "" };
+        Some(format!("the {kind} {shown}{rest}"))
     };
     let found = match found {
         "map" => "an object".to_owned(),
@@ -137,12 +143,21 @@ mod tests {
     #[test]
     fn errors_name_the_types_of_json() {
         for (body, message) in [
-            (json!({ "count": "3" }), "'count': must be a non-negative integer, but is the string \"3\""),
-            (json!({ "count": -1 }), "'count': must be a non-negative integer, but is the integer -1"),
-            (json!({ "count": 1.5 }), "'count': must be a non-negative integer, but is the number 1.5"),
+            (
+                json!({ "count": "3" }),
+                "'count': must be an integer from 0 to 4294967295, but is the string \"3\"",
+            ),
+            (
+                json!({ "count": -1 }),
+                "'count': must be an integer from 0 to 4294967295, but is the integer -1",
+            ),
+            (
+                json!({ "count": 1.5 }),
+                "'count': must be an integer from 0 to 4294967295, but is the number 1.5",
+            ),
             (
                 json!({ "count": 5_000_000_000_u64 }),
-                "'count': must be a non-negative integer, but is the integer 5000000000",
+                "'count': must be an integer from 0 to 4294967295, but is the integer 5000000000",
             ),
             (json!({ "share": true }), "'share': must be a number, but is the boolean true"),
             (json!({ "on": null, "name": 1 }), "'name': must be a string, but is the integer 1"),

@@ -11,7 +11,7 @@ enum Neutral {
     Empty,
     /// True.
     True,
-    /// This number, and everything that is empty.
+    /// This number.
     Number(f64),
 }
 
@@ -76,7 +76,7 @@ impl Neutral {
         match self {
             Neutral::Empty => is_empty,
             Neutral::True => matches!(value, Value::Null | Value::Bool(true)),
-            Neutral::Number(neutral) => is_empty || value.as_f64() == Some(*neutral),
+            Neutral::Number(neutral) => value.is_null() || value.as_f64() == Some(*neutral),
         }
     }
 }
