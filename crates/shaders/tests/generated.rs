@@ -53,7 +53,7 @@ fn errors_of_all_shaders_name_their_files() {
     fs::write(root.path().join("src/norm/other.comp"), "#version 460\nvoid main() {}\n").expect("write");
     let errors = shaders::generate(root.path()).expect_err("neither compiles").join("\n");
     assert!(errors.contains("crates/kernels/src/norm/norm.comp:3:"), "{errors}");
-    assert!(errors.contains("crates/kernels/src/norm/other.comp: no tiers"), "{errors}");
+    assert!(errors.contains("crates/kernels/src/norm/other.comp: no `#pragma tiers`"), "{errors}");
 }
 
 #[test]
