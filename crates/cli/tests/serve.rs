@@ -213,7 +213,7 @@ fn invalid_settings_are_reported_before_loading() {
     fails_with(&["--kv-cache-tokens", "100"], "--kv-cache-tokens is 100");
     fails_with(&["--max-header-size", "1KiB"], "--max-header-size is 1024 bytes");
     let empty = folder.path().join("keys.txt");
-    std::fs::write(&empty, "\n").unwrap();
+    std::fs::write(&empty, "# a comment is not a key\n\n").unwrap();
     fails_with(&["--api-key-file", empty.to_str().unwrap()], "contains no API key");
     let error = failure(&mut indrik(&["serve", "-m", "no-such-model"]));
     assert!(error.contains("no-such-model"), "{error}");
@@ -233,7 +233,7 @@ fn flags_override_the_environment_and_the_environment_a_file() {
     }
     let folder = tempfile::tempdir().unwrap();
     let (file, keys) = (folder.path().join("settings.toml"), folder.path().join("keys.txt"));
-    std::fs::write(&keys, "first\n\n second \n").unwrap();
+    std::fs::write(&keys, "# keys\nfirst\n\n second \n").unwrap();
     std::fs::write(
         &file,
         format!("max-sequences = 2\nbody-size = \"1KiB\"\nmax-queue = 7\napi-key-file = {keys:?}\n"),

@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 const FREE_BYTES: usize = 64 << 10;
 
 /// A body that does not gain this many bytes within [`GRACE`] may be dropped.
-const PROGRESS_BYTES: usize = 64 << 10;
+pub(crate) const PROGRESS_BYTES: usize = 64 << 10;
 
 /// Time that every body has to make progress.
 pub(crate) const GRACE: Duration = Duration::from_secs(1);

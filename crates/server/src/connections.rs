@@ -13,13 +13,10 @@ use std::time::{Duration, Instant};
 use axum::http::Version;
 use tokio::sync::Notify;
 
-use crate::budget::GRACE;
+use crate::budget::{GRACE, PROGRESS_BYTES};
 
 /// Connections beyond the limit, for probes.
 const PROBE_CONNECTIONS: usize = 16;
-
-/// Bytes that a body must gain within [`GRACE`] to count as alive.
-const PROGRESS_BYTES: usize = 64 << 10;
 
 /// Time after which a client that does not read its response may be dropped for another.
 const STALL_GRACE: Duration = Duration::from_secs(5);
