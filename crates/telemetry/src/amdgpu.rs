@@ -7,14 +7,15 @@
 
 use std::fs::File;
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+use crate::runtime_power::RuntimeStatus;
 use crate::{VENDOR_AMD, read};
 
 /// One AMD GPU; sizes in bytes. A value is `None` if the driver does not export it or cannot read it now,
-/// for example while a discrete GPU is powered down.
+/// for example while a discrete GPU is powered down. A GPU that sleeps is not woken.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct AmdGpu {
     /// Name in `/sys/class/drm`, for instance `card0`.
@@ -47,27 +48,34 @@ pub struct AmdGpu {
 }
 
 pub(crate) fn amd_gpus(root: &Path) -> Vec<AmdGpu> {
+    device_directories(root).into_iter().map(|(card, device)| amd_gpu(card, &device)).collect()
+}
+
+/// Name and device directory of every AMD GPU, ordered by card number.
+pub(crate) fn device_directories(root: &Path) -> Vec<(String, PathBuf)> {
     read::numbered(root.join("sys/class/drm"), "card")
         .into_iter()
-        .filter(|(_, card)| read::pci_id(card.join("device/vendor")) == Some(VENDOR_AMD))
-        .map(|(number, card)| amd_gpu(format!("card{number}"), &card.join("device")))
+        .map(|(number, card)| (format!("card{number}"), card.join("device")))
+        .filter(|(_, device)| read::pci_id(device.join("vendor")) == Some(VENDOR_AMD))
         .collect()
 }
 
 fn amd_gpu(card: String, device: &Path) -> AmdGpu {
     let bytes = |name: &str| read::number(device.join(name));
+    // Reading load, power or the metrics table would wake it.
+    let awake = RuntimeStatus::open(device).asleep() != Some(true);
     AmdGpu {
         card,
         pci: read::pci_address(device),
         device_id: read::pci_id(device.join("device")),
-        integrated: integrated(&device.join("gpu_metrics")),
+        integrated: awake.then(|| integrated(&device.join("gpu_metrics"))).flatten(),
         vram_total: bytes("mem_info_vram_total"),
         vram_used: bytes("mem_info_vram_used"),
         visible_vram_total: bytes("mem_info_vis_vram_total"),
         gtt_total: bytes("mem_info_gtt_total"),
         gtt_used: bytes("mem_info_gtt_used"),
-        busy_percent: percent(&device.join("gpu_busy_percent")),
-        power_watts: power_watts(device),
+        busy_percent: awake.then(|| percent(&device.join("gpu_busy_percent"))).flatten(),
+        power_watts: awake.then(|| power_watts(device)).flatten(),
     }
 }
 
@@ -119,6 +127,15 @@ mod tests {
             power_watts: Some(12.5),
         };
         assert_eq!(tree.system().amd_gpus(), [expected]);
+    }
+
+    #[test]
+    fn a_sleeping_gpu_is_not_woken() {
+        let tree = Tree::new();
+        tree.add_7900().write(&format!("{RADEON_7900}/power/runtime_status"), "suspended\n");
+        let gpu = &tree.system().amd_gpus()[0];
+        assert_eq!((gpu.integrated, gpu.busy_percent, gpu.power_watts), (None, None, None));
+        assert_eq!(gpu.vram_total, Some(24 * GIB));
     }
 
     #[test]

@@ -65,6 +65,19 @@ fn pci_display(device: &Path) -> Option<PciDisplay> {
     })
 }
 
+/// Bytes of the largest region of a device that the CPU can map, from lines of first address, last address and flags.
+pub(crate) fn largest_bar(root: &Path, address: &str) -> Option<u64> {
+    let regions = read::text(root.join("sys/bus/pci/devices").join(address).join("resource"))?;
+    let size = |line: &str| {
+        let mut words =
+            line.split_whitespace().map(|word| u64::from_str_radix(word.strip_prefix("0x")?, 16).ok());
+        let (first, last) = (words.next()??, words.next()??);
+        // Unused regions are 0 to 0.
+        (last > first).then(|| last - first + 1)
+    };
+    regions.lines().filter_map(size).max()
+}
+
 pub(crate) fn nvidia_driver(root: &Path) -> Option<NvidiaDriver> {
     let module = root.join("proc/driver/nvidia/version");
     let (loaded, node) = (module.exists(), root.join("dev/nvidia0").exists());
@@ -85,6 +98,23 @@ fn nvidia_version(text: &str) -> Option<String> {
 mod tests {
     use super::*;
     use crate::fixture::Tree;
+
+    #[test]
+    fn the_largest_region_is_found() {
+        let tree = Tree::new();
+        let address = "0000:03:00.0";
+        assert_eq!(tree.system().largest_bar(address), None);
+        let file = format!("sys/bus/pci/devices/{address}/resource");
+        tree.write(
+            &file,
+            "0x000000d000000000 0x000000d00fffffff 0x000000000014220c\n\
+             0x0000000000000000 0x0000000000000000 0x0000000000000000\n\
+             0x000000d010000000 0x000000d0101fffff 0x000000000014220c\n",
+        );
+        assert_eq!(tree.system().largest_bar(address), Some(256 << 20));
+        tree.write(&file, "0xffff\nnonsense 0x1 0x2\n\n");
+        assert_eq!(tree.system().largest_bar(address), None);
+    }
 
     #[test]
     fn display_controllers_are_found_with_and_without_a_driver() {

@@ -8,11 +8,15 @@ use tempfile::TempDir;
 
 use crate::System;
 
+pub mod tables;
+
 /// Bytes of a GiB.
 pub const GIB: u64 = 1 << 30;
 
 /// Device directory of the fake Radeon 780M: 16 GiB of carve-out and, of the remaining 76 GiB, half as GTT.
 pub const RADEON_780M: &str = "sys/devices/pci0000:00/0000:00:08.1/0000:c5:00.0";
+/// Device directory of the fake Radeon 8060S: 512 MiB of carve-out, and half of the remaining RAM as GTT.
+pub const RADEON_8060S: &str = "sys/devices/pci0000:00/0000:00:08.1/0000:c3:00.0";
 /// Device directory of the fake Radeon RX 7900 XTX, without resizable BAR.
 pub const RADEON_7900: &str = "sys/devices/pci0000:00/0000:00:01.1/0000:03:00.0";
 
@@ -63,8 +67,9 @@ impl Tree {
     pub fn add_780m(&self) -> &Self {
         self.write("proc/meminfo", "MemTotal:       79691776 kB\nMemAvailable:   70000000 kB\n");
         self.add_gpu(RADEON_780M, "0x15bf", ("card1", "renderD128"));
-        // Header of gpu_metrics_v2_3, then the start of its body.
-        self.write(&format!("{RADEON_780M}/gpu_metrics"), [0x98, 0x00, 2, 3, 0xd4, 0x0f]);
+        self.write(&format!("{RADEON_780M}/power/runtime_status"), "active\n");
+        self.write(&format!("{RADEON_780M}/gpu_metrics"), tables::radeon_780m(731, 12_400, 0));
+        self.write(&format!("{RADEON_780M}/hwmon/hwmon4/temp1_label"), "edge\n");
         for (name, bytes) in [
             ("mem_info_vram_total", 16 * GIB),
             ("mem_info_vram_used", GIB / 2),
@@ -73,6 +78,8 @@ impl Tree {
             ("mem_info_gtt_used", GIB / 4),
             ("gpu_busy_percent", 7),
             ("hwmon/hwmon4/power1_average", 12_500_000),
+            ("hwmon/hwmon4/freq1_input", 2_700_000_000),
+            ("hwmon/hwmon4/temp1_input", 71_000),
         ] {
             self.write(&format!("{RADEON_780M}/{name}"), format!("{bytes}\n"));
         }
@@ -95,11 +102,50 @@ impl Tree {
         self
     }
 
+    /// A machine with 128 GiB of RAM, a Radeon 8060S and an NPU.
+    pub fn add_8060s(&self) -> &Self {
+        self.write("proc/meminfo", "MemTotal:       131072000 kB\nMemAvailable:   120000000 kB\n");
+        self.add_gpu(RADEON_8060S, "0x1586", ("card1", "renderD128"));
+        self.write(&format!("{RADEON_8060S}/power/runtime_status"), "active\n");
+        self.write(&format!("{RADEON_8060S}/gpu_metrics"), tables::radeon_8060s(&tables::Halo::default()));
+        self.write(&format!("{RADEON_8060S}/hwmon/hwmon5/temp1_label"), "edge\n");
+        for (name, bytes) in [
+            ("mem_info_vram_total", GIB / 2),
+            ("mem_info_vram_used", GIB / 8),
+            ("mem_info_vis_vram_total", GIB / 2),
+            ("mem_info_gtt_total", 64_000 << 20),
+            ("mem_info_gtt_used", 40 * GIB),
+            ("gpu_busy_percent", 97),
+            ("hwmon/hwmon5/power1_average", 118_025_000),
+            ("hwmon/hwmon5/freq1_input", 2_900_000_000),
+            ("hwmon/hwmon5/temp1_input", 64_000),
+        ] {
+            self.write(&format!("{RADEON_8060S}/{name}"), format!("{bytes}\n"));
+        }
+        let npu = "sys/devices/pci0000:00/0000:00:08.2/0000:c4:00.1";
+        self.write(&format!("{npu}/vendor"), "0x1022\n").write(&format!("{npu}/device"), "0x17f0\n");
+        self.write(&format!("{npu}/vbnv"), "NPU Strix Halo\n");
+        self.link(&format!("{npu}/accel/accel0/device"), "../../../0000:c4:00.1");
+        let from_root = npu.strip_prefix("sys/").unwrap();
+        self.link("sys/class/accel/accel0", &format!("../../{from_root}/accel/accel0"))
+    }
+
+    /// An NVIDIA GPU on the PCI bus, with its driver loaded.
+    pub fn add_nvidia(&self, address: &str) -> &Self {
+        let device = format!("sys/bus/pci/devices/{address}");
+        self.write(&format!("{device}/class"), "0x030200\n").write(&format!("{device}/vendor"), "0x10de\n");
+        self.write(&format!("{device}/power/runtime_status"), "active\n");
+        self.write(
+            "proc/driver/nvidia/version",
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.14\n",
+        )
+    }
+
     /// A Radeon RX 7900 XTX.
     pub fn add_7900(&self) -> &Self {
         self.add_gpu(RADEON_7900, "0x744c", ("card0", "renderD129"));
-        // Header of gpu_metrics_v1_3.
-        self.write(&format!("{RADEON_7900}/gpu_metrics"), [0x78, 0x00, 1, 3, 0x2a, 0x00]);
+        self.write(&format!("{RADEON_7900}/power/runtime_status"), "active\n");
+        self.write(&format!("{RADEON_7900}/gpu_metrics"), tables::radeon_7900(12, 30, 0));
         for (name, bytes) in [
             ("mem_info_vram_total", 24 * GIB),
             ("mem_info_vis_vram_total", GIB / 4),

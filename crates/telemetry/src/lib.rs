@@ -1,9 +1,11 @@
 //! Facts about the machine's hardware and kernel, without any GPU API.
 //!
 //! Vulkan reports the features of a driver, but not why a driver is absent, how much system memory the kernel
-//! lets the GPU map, or when the kernel aborts a submission. The kernel does, in small text files under
-//! `/proc`, `/sys` and `/dev`. This crate reads those files and nothing else: no `unsafe`, no library, no
-//! daemon.
+//! lets the GPU map, or when the kernel aborts a submission. The kernel does, in small files under `/proc`,
+//! `/sys` and `/dev`. This crate reads those files. Only NVIDIA's driver keeps its sensors out of them, so its
+//! library is opened where it is installed; that is the crate's only `unsafe`.
+//!
+//! Facts that stay or are asked for once:
 //!
 //! | module | reads | answers |
 //! |---|---|---|
@@ -13,7 +15,24 @@
 //! | [`lockup`] | `/sys/module/amdgpu/parameters` | how long a submission may run before the kernel resets the GPU |
 //! | [`nodes`] | `/dev/dri`, `/etc/group` | whether this process may open the GPU, and which group grants access |
 //! | [`displays`] | `/sys/bus/pci`, `/proc/driver/nvidia` | which GPUs are installed, with or without a Vulkan driver |
+//! | [`kernel`] | `/proc/cmdline`, `/etc/os-release` | the kernel, and its parameters about memory and GPUs |
+//! | [`power_settings`] | `/sys/firmware/acpi`, `/sys/class/power_supply` | settings that hold clocks down |
+//! | [`rocm`] | `/sys/class/kfd` | which processes hold GPU memory through ROCm |
 //! | [`npu`] | `/sys/class/accel` | whether there is an NPU, and whether this process may open it |
+//!
+//! Values that change, sampled by a thread:
+//!
+//! | module | reads | answers |
+//! |---|---|---|
+//! | [`sampler`] | the modules below | the latest [`Snapshot`], without waiting for a read |
+//! | [`energy`] | NVML, amdgpu | joules of a GPU, for instance around a step of the engine |
+//! | [`snapshot`] | | everything that is sampled, as it is in JSON |
+//! | [`gpu_metrics`] | `gpu_metrics` of amdgpu | power, load, temperature, clocks and throttling of AMD GPUs and NPUs |
+//! | `amd_sensors` | amdgpu's sysfs, hwmon | one AMD GPU |
+//! | `nvml`, `nvidia` | `libnvidia-ml.so.1` | NVIDIA GPUs |
+//! | `cpu`, `rapl` | `/proc/stat`, hwmon, powercap | load, temperature and energy of processors |
+//! | `process`, `pressure` | `/proc/self`, `/proc/pressure` | this process; time lost by waiting |
+//! | `runtime_power` | `power/runtime_status` | whether a GPU sleeps; such a GPU is not read, since that would wake it |
 //!
 //! Everything starts from a [`System`], which is a root directory: `/` in production, a temporary tree in
 //! tests. No reader fails. A file that is missing, unreadable or invalid becomes `None`, or its device is
@@ -27,19 +46,46 @@
 //!         println!("{}", advice.instructions);
 //!     }
 //! }
+//!
+//! let sampler = telemetry::Sampler::start(&system, telemetry::SamplerOptions::default())?;
+//! let meter = sampler.energy_meter("0000:c1:00.0");
+//! let before = meter.joules();
+//! // … work …
+//! let joules = meter.joules().zip(before).map(|(now, before)| now - before);
+//! println!("{:?} J; the machine: {:?}", joules, sampler.latest());
+//! # Ok::<(), std::io::Error>(())
 //! ```
 
 pub mod amdgpu;
 pub mod displays;
+pub mod energy;
+pub mod gpu_metrics;
 pub mod gtt;
+pub mod kernel;
 pub mod lockup;
 pub mod memory;
 pub mod nodes;
 pub mod npu;
+pub mod power_settings;
+pub mod rocm;
+pub mod sampler;
+pub mod snapshot;
 
 #[cfg(any(test, feature = "testing"))]
 pub mod fixture;
+
+mod amd_sensors;
+mod collector;
+mod cpu;
+mod nvidia;
+mod nvml;
+mod pressure;
+mod probe;
+mod process;
+mod rapl;
 mod read;
+mod runtime_power;
+mod throttle;
 
 use std::path::{Path, PathBuf};
 
@@ -47,11 +93,21 @@ use serde::Serialize;
 
 pub use amdgpu::AmdGpu;
 pub use displays::{NvidiaDriver, PciDisplay};
+pub use energy::{EnergyMark, EnergyMeter, PendingMark};
+pub use gpu_metrics::GpuMetrics;
 pub use gtt::{GttAdvice, GttControls, TtmModule, gtt_advice};
+pub use kernel::Kernel;
 pub use lockup::{LockupTimeout, RingTimeout};
 pub use memory::{Memory, ProcessMemory};
 pub use nodes::{Access, DeviceNode, RenderNode};
 pub use npu::Npu;
+pub use power_settings::PowerSettings;
+pub use rocm::RocmProcess;
+pub use sampler::{Sampler, SamplerOptions};
+pub use snapshot::{
+    CpuSample, GpuSample, MemorySample, NpuSample, PressureSample, ProcessSample, Snapshot, Vendor,
+};
+pub use throttle::Throttle;
 
 /// PCI vendor id of AMD (and of ATI before it).
 pub const VENDOR_AMD: u16 = 0x1002;
@@ -132,6 +188,31 @@ impl System {
         displays::nvidia_driver(&self.root)
     }
 
+    /// Bytes of the largest region of the PCI device at `address` that the CPU can map; `None` if it is unknown.
+    pub fn largest_bar(&self, address: &str) -> Option<u64> {
+        displays::largest_bar(&self.root, address)
+    }
+
+    /// The running kernel and its distribution.
+    pub fn kernel(&self) -> Kernel {
+        kernel::kernel(&self.root)
+    }
+
+    /// Settings that hold clocks down.
+    pub fn power_settings(&self) -> PowerSettings {
+        power_settings::power_settings(&self.root)
+    }
+
+    /// Every process that uses ROCm, ordered by id.
+    pub fn rocm_processes(&self) -> Vec<RocmProcess> {
+        rocm::rocm_processes(&self.root)
+    }
+
+    /// PCI addresses of AMD's NPUs that no driver has claimed.
+    pub fn npus_without_driver(&self) -> Vec<String> {
+        npu::npus_without_driver(&self.root)
+    }
+
     /// Every accelerator of the kernel's `accel` class, ordered by number.
     pub fn npus(&self) -> Vec<Npu> {
         npu::npus(&self.root)
@@ -160,6 +241,9 @@ mod tests {
         assert_eq!(system.pci_displays(), []);
         assert_eq!(system.nvidia_driver(), None);
         assert_eq!(system.npus(), []);
+        assert_eq!(system.npus_without_driver(), [""; 0]);
+        assert_eq!(system.rocm_processes(), []);
+        assert_eq!(system.power_settings(), PowerSettings::default());
     }
 
     #[test]

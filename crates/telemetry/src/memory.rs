@@ -18,6 +18,8 @@ pub struct Memory {
     pub available: Option<u64>,
     /// Swap space; zero if there is none.
     pub swap_total: Option<u64>,
+    /// RAM reserved as huge pages, which only programs that ask for them can use.
+    pub huge_pages: Option<u64>,
 }
 
 /// Memory of this process in bytes.
@@ -36,6 +38,7 @@ pub(crate) fn memory(root: &Path) -> Option<Memory> {
         total: read::kib_line(&text, "MemTotal")?,
         available: read::kib_line(&text, "MemAvailable"),
         swap_total: read::kib_line(&text, "SwapTotal"),
+        huge_pages: read::kib_line(&text, "Hugetlb"),
     })
 }
 
@@ -50,7 +53,8 @@ mod tests {
     use crate::fixture::Tree;
 
     const MEMINFO: &str = "MemTotal:       79691776 kB\nMemFree:        60000000 kB\nMemAvailable:   70000000 kB\n\
-                           Buffers:          100000 kB\nSwapCached:            0 kB\nSwapTotal:       8388604 kB\n";
+                           Buffers:          100000 kB\nSwapCached:            0 kB\nSwapTotal:       8388604 kB\n\
+                           Hugetlb:            2048 kB\n";
 
     #[test]
     fn meminfo_is_read_in_bytes() {
@@ -60,6 +64,7 @@ mod tests {
             total: 79_691_776 * 1024,
             available: Some(70_000_000 * 1024),
             swap_total: Some(8_388_604 * 1024),
+            huge_pages: Some(2 << 20),
         };
         assert_eq!(tree.system().memory(), Some(expected));
     }
@@ -68,7 +73,7 @@ mod tests {
     fn a_missing_line_affects_only_its_value() {
         let tree = Tree::new();
         tree.write("proc/meminfo", "MemTotal: 1024 kB\nMemAvailable: many kB\n");
-        let expected = Memory { total: 1 << 20, available: None, swap_total: None };
+        let expected = Memory { total: 1 << 20, available: None, swap_total: None, huge_pages: None };
         assert_eq!(tree.system().memory(), Some(expected));
     }
 

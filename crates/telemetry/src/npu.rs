@@ -2,12 +2,19 @@
 //!
 //! The kernel lists them in the `accel` class, separate from GPUs. AMD's XDNA appears there from Linux 6.14
 //! on, with the `amdxdna` driver; older kernels list none.
+//!
+//! `amdxdna` exports a name and the firmware's version, but neither load nor power. On Strix Point and later,
+//! the GPU's `gpu_metrics` table has both. Intel's `intel_vpu` counts busy time.
 
 use std::path::Path;
+use std::time::Instant;
 
 use serde::Serialize;
 
-use crate::{DeviceNode, read};
+use crate::gpu_metrics::GpuMetrics;
+use crate::probe::Probe;
+use crate::snapshot::NpuSample;
+use crate::{DeviceNode, VENDOR_AMD_CPU, read};
 
 /// One accelerator of the `accel` class.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -16,12 +23,16 @@ pub struct Npu {
     pub name: String,
     /// PCI address.
     pub pci: Option<String>,
-    /// PCI vendor id; [`VENDOR_AMD_CPU`](crate::VENDOR_AMD_CPU) for XDNA.
+    /// PCI vendor id; [`VENDOR_AMD_CPU`] for XDNA.
     pub vendor: Option<u16>,
     /// PCI device id, for instance `0x1502` for the NPU of Phoenix and Hawk Point.
     pub device: Option<u16>,
     /// Name of its kernel driver.
     pub driver: Option<String>,
+    /// Name that `amdxdna` gives it, for instance `NPU Strix Halo`.
+    pub model: Option<String>,
+    /// Version of its firmware, for instance `1.5.2.380`.
+    pub firmware: Option<String>,
     /// The node in `/dev/accel`.
     pub node: DeviceNode,
 }
@@ -36,6 +47,8 @@ pub(crate) fn npus(root: &Path) -> Vec<Npu> {
                 vendor: read::pci_id(device.join("vendor")),
                 device: read::pci_id(device.join("device")),
                 driver: read::link_name(device.join("driver")),
+                model: model(&device),
+                firmware: read::text(device.join("fw_version")).filter(|version| !version.is_empty()),
                 node: DeviceNode::at(root, root.join("dev/accel").join(&name)),
                 name,
             }
@@ -43,10 +56,87 @@ pub(crate) fn npus(root: &Path) -> Vec<Npu> {
         .collect()
 }
 
+/// PCI device ids of XDNA: Phoenix and Hawk Point; Strix Point, Strix Halo and Krackan.
+const XDNA: [u16; 2] = [0x1502, 0x17f0];
+
+/// PCI addresses of NPUs that no driver has claimed.
+pub(crate) fn npus_without_driver(root: &Path) -> Vec<String> {
+    let is_idle_xdna = |device: &&std::path::PathBuf| {
+        read::pci_id(device.join("vendor")) == Some(VENDOR_AMD_CPU)
+            && read::pci_id(device.join("device")).is_some_and(|id| XDNA.contains(&id))
+            && read::link_name(device.join("driver")).is_none()
+    };
+    let devices = read::entries(root.join("sys/bus/pci/devices"));
+    let address = |device: &std::path::PathBuf| Some(device.file_name()?.to_str()?.to_owned());
+    devices.iter().filter(is_idle_xdna).filter_map(address).collect()
+}
+
+fn model(device: &Path) -> Option<String> {
+    read::text(device.join("vbnv")).filter(|name| !name.is_empty())
+}
+
+/// The open files of every NPU. Device nodes are not opened, which could wake an NPU.
+#[derive(Debug)]
+pub(crate) struct NpuSensors(Vec<NpuSensor>);
+
+#[derive(Debug)]
+struct NpuSensor {
+    name: String,
+    vendor: Option<u16>,
+    busy_microseconds: Probe,
+    last: Option<(Instant, u64)>,
+}
+
+impl NpuSensors {
+    pub(crate) fn open(root: &Path) -> Self {
+        let sensor = |(number, accel): (u32, std::path::PathBuf)| {
+            let device = accel.join("device");
+            NpuSensor {
+                name: model(&device).unwrap_or_else(|| format!("accel{number}")),
+                vendor: read::pci_id(device.join("vendor")),
+                busy_microseconds: Probe::open(device.join("npu_busy_time_us")),
+                last: None,
+            }
+        };
+        Self(read::numbered(root.join("sys/class/accel"), "accel").into_iter().map(sensor).collect())
+    }
+
+    /// Samples of all NPUs. `metrics` is the table of the APU's GPU, which describes the NPU of the same package.
+    pub(crate) fn sample(&mut self, now: Instant, metrics: Option<&GpuMetrics>) -> Vec<NpuSample> {
+        let is_amd = |npu: &NpuSensor| npu.vendor == Some(VENDOR_AMD_CPU);
+        // With two, it would be unknown whose values these are.
+        let metrics = metrics.filter(|_| self.0.iter().filter(|npu| is_amd(npu)).count() == 1);
+        let sample = |npu: &mut NpuSensor| {
+            let metrics = metrics.filter(|_| is_amd(npu));
+            NpuSample {
+                name: npu.name.clone(),
+                busy: npu.busy(now).or_else(|| metrics?.npu_busy),
+                power_watts: metrics.and_then(|metrics| metrics.npu_watts),
+            }
+        };
+        self.0.iter_mut().map(sample).collect()
+    }
+}
+
+impl NpuSensor {
+    /// Share of the time since the previous call, from the driver's counter.
+    fn busy(&mut self, now: Instant) -> Option<f64> {
+        let busy = self.busy_microseconds.number().map(|busy| (now, busy));
+        let (then, last) = std::mem::replace(&mut self.last, busy)?;
+        let elapsed = now.saturating_duration_since(then).as_micros() as f64;
+        let busy = busy?.1.checked_sub(last)? as f64;
+        (elapsed > 0.0).then(|| (busy / elapsed).min(1.0))
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::Access;
     use crate::fixture::Tree;
-    use crate::{Access, VENDOR_AMD_CPU};
+    use crate::fixture::tables::{Halo, radeon_8060s};
 
     fn hawk_point() -> Tree {
         let tree = Tree::new();
@@ -57,6 +147,16 @@ mod tests {
         tree.link(&format!("{device}/accel/accel0/device"), "../../../0000:c6:00.1");
         tree.link("sys/class/accel/accel0", "../../devices/pci0000:00/0000:c6:00.1/accel/accel0");
         tree
+    }
+
+    #[test]
+    fn an_npu_without_a_driver_is_found_on_the_bus() {
+        let tree = hawk_point();
+        tree.link("sys/bus/pci/devices/0000:c6:00.1", "../../../devices/pci0000:00/0000:c6:00.1");
+        assert_eq!(tree.system().npus_without_driver(), [""; 0]);
+        let other = "sys/bus/pci/devices/0000:c7:00.1";
+        tree.write(&format!("{other}/vendor"), "0x1022\n").write(&format!("{other}/device"), "0x17f0\n");
+        assert_eq!(tree.system().npus_without_driver(), ["0000:c7:00.1"]);
     }
 
     #[test]
@@ -72,6 +172,44 @@ mod tests {
             (npu.node.path.clone(), &npu.node.access),
             (tree.path("dev/accel/accel0"), &Access::ReadWrite)
         );
+    }
+
+    #[test]
+    fn the_driver_names_the_npu_and_its_firmware() {
+        let tree = hawk_point();
+        assert_eq!((&tree.system().npus()[0].model, &tree.system().npus()[0].firmware), (&None, &None));
+        tree.write("sys/devices/pci0000:00/0000:c6:00.1/vbnv", "NPU Phoenix\n");
+        tree.write("sys/devices/pci0000:00/0000:c6:00.1/fw_version", "1.5.2.380\n");
+        let npu = tree.system().npus().remove(0);
+        assert_eq!((npu.model.as_deref(), npu.firmware.as_deref()), (Some("NPU Phoenix"), Some("1.5.2.380")));
+    }
+
+    #[test]
+    fn load_and_power_come_from_the_gpu_of_the_same_package() {
+        let (tree, now) = (hawk_point(), Instant::now());
+        let unknown = NpuSample { name: "accel0".into(), busy: None, power_watts: None };
+        assert!(
+            matches!(NpuSensors::open(&tree.path("")).sample(now, None)[..], [ref npu] if *npu == unknown)
+        );
+        let metrics = GpuMetrics::parse(&radeon_8060s(&Halo::default()));
+        let sample = NpuSensors::open(&tree.path("")).sample(now, metrics.as_ref());
+        assert_eq!(sample, [NpuSample { busy: Some(0.25), power_watts: Some(2.15), ..unknown.clone() }]);
+        tree.write("sys/class/accel/accel1/device/vendor", "0x1022\n");
+        let two = NpuSensors::open(&tree.path("")).sample(now, metrics.as_ref());
+        assert_eq!(two, [unknown.clone(), NpuSample { name: "accel1".into(), ..unknown }]);
+    }
+
+    #[test]
+    fn load_comes_from_a_counter_of_busy_time() {
+        let (tree, now) = (Tree::new(), Instant::now());
+        tree.write("sys/class/accel/accel0/device/vendor", "0x8086\n");
+        tree.write("sys/class/accel/accel0/device/npu_busy_time_us", "1000000\n");
+        let mut npus = NpuSensors::open(&tree.path(""));
+        assert_eq!(npus.sample(now, None)[0].busy, None);
+        tree.write("sys/class/accel/accel0/device/npu_busy_time_us", "1500000\n");
+        assert_eq!(npus.sample(now + Duration::from_secs(2), None)[0].busy, Some(0.25));
+        tree.write("sys/class/accel/accel0/device/npu_busy_time_us", "0\n");
+        assert_eq!(npus.sample(now + Duration::from_secs(3), None)[0].busy, None, "the driver was reloaded");
     }
 
     #[test]
