@@ -51,12 +51,33 @@ pub struct Vocabulary {
     pub unknown: Option<u32>,
     /// Padding token.
     pub pad: Option<u32>,
+    /// Tokens for filling in the middle.
+    #[serde(default)]
+    pub fim: FimIds,
     /// Whether prompts start with `bos`.
     pub add_bos: Option<bool>,
     /// Whether a space is prepended to the text.
     pub add_space_prefix: Option<bool>,
     /// The chat template.
     pub chat_template: Option<String>,
+}
+
+/// Tokens for filling in the middle (FIM), as far as the file names them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct FimIds {
+    /// Starts the prefix.
+    pub prefix: Option<u32>,
+    /// Starts the suffix.
+    pub suffix: Option<u32>,
+    /// Starts the text in the middle.
+    pub middle: Option<u32>,
+    /// Padding.
+    pub pad: Option<u32>,
+    /// Starts a repository.
+    pub repository: Option<u32>,
+    /// Starts the next file of a repository.
+    pub separator: Option<u32>,
 }
 
 /// Maximum bytes of a tokenizer file: Gemma's tokenizer.json has 33 MB.
@@ -88,6 +109,8 @@ pub(crate) fn from_gguf(path: &Path) -> Result<Option<TokenizerData>> {
         Ok(list.map_or(vec![], |list| list.iter().map(str::to_string).collect()))
     };
     let id = |name: &str| metadata.optional(&key(name), |metadata, key| metadata.u32(key));
+    // The second name is that of older files.
+    let fim_id = |name: &str, older: &str| Ok::<_, Error>(id(name)?.or(id(older)?));
     let flag = |name: &str| metadata.optional(&key(name), |metadata, key| metadata.bool(key));
     let text = |key: &str| metadata.optional(key, |metadata, key| metadata.str(key).map(str::to_string));
     let scores = metadata.optional(&key("scores"), |metadata, key| metadata.array_f32(key))?;
@@ -104,8 +127,61 @@ pub(crate) fn from_gguf(path: &Path) -> Result<Option<TokenizerData>> {
         eot: id("eot_token_id")?,
         unknown: id("unknown_token_id")?,
         pad: id("padding_token_id")?,
+        fim: FimIds {
+            prefix: fim_id("fim_pre_token_id", "prefix_token_id")?,
+            suffix: fim_id("fim_suf_token_id", "suffix_token_id")?,
+            middle: fim_id("fim_mid_token_id", "middle_token_id")?,
+            pad: id("fim_pad_token_id")?,
+            repository: id("fim_rep_token_id")?,
+            separator: id("fim_sep_token_id")?,
+        },
         add_bos: flag("add_bos_token")?,
         add_space_prefix: flag("add_space_prefix")?,
         chat_template: text("tokenizer.chat_template")?,
     }))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A GGUF without tensors that has two tokens and these ids.
+    fn vocabulary(ids: &[(&str, u32)]) -> Vocabulary {
+        let text = |text: &str| [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
+        let mut file = [&b"GGUF"[..], &3_u32.to_le_bytes(), &0_u64.to_le_bytes()].concat();
+        file.extend((ids.len() as u64 + 1).to_le_bytes());
+        file.extend(text("tokenizer.ggml.tokens"));
+        // An array of strings.
+        file.extend([&9_u32.to_le_bytes()[..], &8_u32.to_le_bytes(), &2_u64.to_le_bytes()].concat());
+        file.extend([text("a"), text("b")].concat());
+        for (name, id) in ids {
+            file.extend(text(&format!("tokenizer.ggml.{name}")));
+            file.extend([4_u32.to_le_bytes(), id.to_le_bytes()].concat());
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.gguf");
+        std::fs::write(&path, file).unwrap();
+        match from_gguf(&path).unwrap() {
+            Some(TokenizerData::Gguf(vocabulary)) => *vocabulary,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn fim_tokens_have_two_generations_of_names() {
+        let newer = [("fim_pre_token_id", 5), ("fim_suf_token_id", 6), ("fim_mid_token_id", 7)];
+        let older = [("prefix_token_id", 1), ("suffix_token_id", 2), ("middle_token_id", 3)];
+        let ids = |ids: &[(&str, u32)]| {
+            let fim = vocabulary(ids).fim;
+            [fim.prefix, fim.suffix, fim.middle]
+        };
+        assert_eq!(ids(&older), [Some(1), Some(2), Some(3)]);
+        assert_eq!(ids(&newer), [Some(5), Some(6), Some(7)]);
+        assert_eq!(ids(&[older, newer].concat()), [Some(5), Some(6), Some(7)]);
+        assert_eq!(vocabulary(&[("fim_sep_token_id", 8)]).fim.separator, Some(8));
+        // Files of earlier versions have no such tokens.
+        let mut json = serde_json::to_value(vocabulary(&[])).unwrap();
+        json.as_object_mut().unwrap().remove("fim").unwrap();
+        assert_eq!(serde_json::from_value::<Vocabulary>(json).unwrap(), vocabulary(&[]));
+    }
 }

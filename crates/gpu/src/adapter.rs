@@ -43,6 +43,8 @@ pub struct AdapterInfo {
     pub vendor_id: u32,
     /// PCI device id.
     pub device_id: u32,
+    /// PCI address as Linux writes it, such as `0000:c1:00.0`, if the driver reports it.
+    pub pci_address: Option<String>,
     /// Driver name and version, for display.
     pub driver: String,
     /// Driver version as a number, for cache keys.
@@ -99,6 +101,11 @@ impl Instance {
 }
 
 impl Adapter {
+    /// The heaps with their current budgets.
+    pub fn heaps(&self) -> Vec<Heap> {
+        crate::heap::query(&self.instance, self.raw, self.extensions.memory_budget).0
+    }
+
     fn query(instance: &Instance, index: usize, raw: vk::PhysicalDevice) -> Result<Self> {
         let vk_instance = &instance.inner.raw;
         // SAFETY: `raw` was enumerated from this instance.
@@ -165,6 +172,7 @@ impl Adapter {
             kind,
             vendor_id: base.vendor_id,
             device_id: base.device_id,
+            pci_address: has(ash::ext::pci_bus_info::NAME).then(|| pci_address(vk_instance, raw)),
             driver: driver_text.trim().to_string(),
             driver_version: base.driver_version,
             pipeline_cache_uuid: base.pipeline_cache_uuid,
@@ -182,6 +190,15 @@ impl Adapter {
             info,
         })
     }
+}
+
+/// The address of a device whose driver has VK_EXT_pci_bus_info.
+fn pci_address(instance: &ash::Instance, raw: vk::PhysicalDevice) -> String {
+    let mut pci = vk::PhysicalDevicePCIBusInfoPropertiesEXT::default();
+    let mut chain = vk::PhysicalDeviceProperties2::default().push_next(&mut pci);
+    // SAFETY: `raw` was enumerated from this instance, and the caller checked the extension of the chained struct.
+    unsafe { instance.get_physical_device_properties2(raw, &mut chain) };
+    format!("{:04x}:{:02x}:{:02x}.{:x}", pci.pci_domain, pci.pci_bus, pci.pci_device, pci.pci_function)
 }
 
 /// Selects the device that `wanted` identifies by index or by part of its name. Without `wanted`, the best
@@ -458,6 +475,7 @@ mod tests {
             device_id: 0,
             driver: String::new(),
             driver_version: 0,
+            pci_address: None,
             pipeline_cache_uuid: [0; 16],
             unified_memory: false,
             compile_only: false,

@@ -2,7 +2,7 @@
 
 use std::{
     path::{Path, PathBuf},
-    sync::{Arc, atomic::AtomicBool},
+    sync::{Arc, Mutex, atomic::AtomicBool},
     time::Duration,
 };
 
@@ -95,12 +95,18 @@ impl Device {
             cache,
             faults,
             lost: AtomicBool::new(false),
+            running: Mutex::new(()),
             counters: AtomicCounters::default(),
             accounting: Accounting::default(),
             buffer_memory_types,
             raw,
         };
         Ok(Self { inner: Arc::new(inner), pipelines: Arc::default() })
+    }
+
+    /// The physical device. It may outlive this one.
+    pub fn adapter(&self) -> &Adapter {
+        &self.inner.adapter
     }
 
     /// Name, driver and memory of the device.
@@ -152,7 +158,12 @@ impl Device {
     /// Compiles pipelines that are not compiled yet, in parallel on all cores. Sealing a program compiles
     /// that program's pipelines; call this first to compile those of several programs together.
     pub fn compile(&self, pipelines: &[Pipeline]) -> Result<()> {
-        pipeline::compile_all(pipelines)
+        pipeline::compile_all(pipelines, pipeline::cores())
+    }
+
+    /// The same on half of the cores, for work beside which others are to run.
+    pub fn compile_in_background(&self, pipelines: &[Pipeline]) -> Result<()> {
+        pipeline::compile_all(pipelines, (pipeline::cores() / 2).max(1))
     }
 
     /// Submits programs, in order, as one submission of 1 to

@@ -83,6 +83,8 @@ pub(crate) struct DeviceInner {
     pub cache: PipelineCache,
     pub faults: Faults,
     pub lost: AtomicBool,
+    /// Held by [`Program::run`](crate::Program::run).
+    pub running: Mutex<()>,
     pub counters: AtomicCounters,
     pub accounting: Accounting,
     /// Memory types that buffers may use, one bit per type.
@@ -192,8 +194,7 @@ impl DeviceInner {
 
     /// The heaps with their current budgets.
     pub fn heaps(&self) -> Vec<Heap> {
-        let adapter = &self.adapter;
-        crate::heap::query(&adapter.instance, adapter.raw, adapter.extensions.memory_budget).0
+        self.adapter.heaps()
     }
 
     fn timeline(&self) -> Result<vk::Semaphore> {

@@ -1,4 +1,5 @@
-//! Vulkan for compute. The only crate of Indrik that calls the driver, and the only one with `unsafe` code.
+//! Vulkan for compute. The only crate of Indrik that calls the driver, and the only one with `unsafe` code besides the
+//! bindings of NVML in `telemetry`.
 //!
 //! From opening a device to running a program:
 //!

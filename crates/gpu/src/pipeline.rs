@@ -82,8 +82,13 @@ impl PipelineTable {
     }
 }
 
-/// Compiles the pipelines that are not compiled yet, on as many threads as the machine has cores.
-pub(crate) fn compile_all(pipelines: &[Pipeline]) -> Result<()> {
+/// Cores of the machine.
+pub(crate) fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Compiles the pipelines that are not compiled yet, on up to `threads` threads.
+pub(crate) fn compile_all(pipelines: &[Pipeline], threads: usize) -> Result<()> {
     let mut pending: Vec<&PipelineInner> = Vec::new();
     for inner in pipelines.iter().map(|pipeline| &*pipeline.inner) {
         if inner.compiled.get().is_none() && !pending.iter().any(|known| std::ptr::eq(*known, inner)) {
@@ -91,7 +96,6 @@ pub(crate) fn compile_all(pipelines: &[Pipeline]) -> Result<()> {
         }
     }
     let waiting = Pending::new(&pending);
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let next = AtomicUsize::new(0);
     let work = || {
         while let Some(inner) = pending.get(next.fetch_add(1, Ordering::Relaxed)) {
@@ -102,7 +106,7 @@ pub(crate) fn compile_all(pipelines: &[Pipeline]) -> Result<()> {
     };
     std::thread::scope(|scope| {
         // The current thread is one of the workers.
-        let others: Vec<_> = (1..cores.min(pending.len())).map(|_| scope.spawn(work)).collect();
+        let others: Vec<_> = (1..threads.min(pending.len())).map(|_| scope.spawn(work)).collect();
         let own = work();
         others.into_iter().fold(own, |result, other| {
             let other = other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));

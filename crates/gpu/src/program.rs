@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -39,8 +39,10 @@ impl Program {
         submit(&self.commands.device, &[self])
     }
 
-    /// Submits the program and waits until it completes.
+    /// Submits the program and waits until it completes. Calls from several threads run one after the other, so that
+    /// none spends its timeout on the work of others, and a submission at fault is the one that fails.
     pub fn run(&self, timeout: Duration) -> Result<()> {
+        let _alone = self.commands.device.running.lock().unwrap_or_else(PoisonError::into_inner);
         let ticket = self.submit()?;
         self.commands.device.wait(ticket, timeout)
     }

@@ -44,15 +44,15 @@ fn replay_records_and_allocates_nothing() {
         touch.record(&mut recorder, "touch", &counter.view()).unwrap();
     }
     let program = recorder.seal().unwrap();
-    program.run(Duration::from_secs(10)).unwrap();
+    program.run(Duration::from_secs(120)).unwrap();
 
     let device_before = device.counters();
     let host_before = ALLOCATIONS.load(Ordering::Relaxed);
     for _ in 0..REPLAYS / 2 {
-        program.run(Duration::from_secs(10)).unwrap();
+        program.run(Duration::from_secs(120)).unwrap();
         // Also several programs per submission.
         let ticket = device.submit(&[&program, &program]).unwrap();
-        device.wait(ticket, Duration::from_secs(10)).unwrap();
+        device.wait(ticket, Duration::from_secs(120)).unwrap();
     }
     let host_after = ALLOCATIONS.load(Ordering::Relaxed);
     let device_after = device.counters();

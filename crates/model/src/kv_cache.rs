@@ -8,7 +8,8 @@ use kernels::{KvLayer, KvShape, KvTable};
 use crate::{
     Error, Limits, Result,
     limits::window,
-    pages::{PageAllocator, PageKind, Sequence},
+    pages::{PageAllocator, PageCopy, PageKind, Sequence},
+    state::TIMEOUT,
 };
 
 impl From<AttentionSpan> for PageKind {
@@ -22,9 +23,12 @@ impl From<AttentionSpan> for PageKind {
 
 /// Keys and values of all layers, and the allocator of their pages.
 pub struct KvCache {
+    device: Device,
     limits: Limits,
     max_context_length: u32,
     layers: Vec<KvLayer>,
+    /// By layer.
+    kinds: Vec<PageKind>,
     tables: [Buffer; 2],
     allocator: PageAllocator,
 }
@@ -36,7 +40,7 @@ impl KvCache {
         let page_config = limits.page_config(window(config));
         let pages = [page_config.full_pages, page_config.sliding_pages * page_config.max_sequences];
         let mut arena = Arena::new(device, Lifetime::Kv, Memory::Device);
-        let mut layers = Vec::new();
+        let (mut layers, mut kinds) = (Vec::new(), Vec::new());
         for (number, layer) in config.layer_specs().enumerate() {
             let Mixer::Attention(Attention { kv_heads, head_dim, span, .. }) = layer.mixer;
             let shape = KvShape {
@@ -46,13 +50,15 @@ impl KvCache {
                 pages: pages[PageKind::from(span) as usize],
                 scheme: limits.kv_scheme,
             };
+            kinds.push(PageKind::from(span));
             layers.push(KvLayer::allocate(&mut arena, &format!("KV cache of layer {number}"), shape)?);
         }
         let mut shared = Arena::new(device, Lifetime::Kv, Memory::Shared).with_block_size(1 << 20);
         let table = vec![0_u32; (limits.max_sequences * limits.pages_per_sequence()) as usize];
         let tables = [shared.buffer_from("page table", &table)?, shared.buffer_from("page table", &table)?];
         let allocator = PageAllocator::new(page_config);
-        Ok(Self { limits, max_context_length: config.max_positions, layers, tables, allocator })
+        let max_context_length = config.max_positions;
+        Ok(Self { device: device.clone(), limits, max_context_length, layers, kinds, tables, allocator })
     }
 
     /// Starts an empty sequence that takes no part in the prefix cache.
@@ -63,7 +69,22 @@ impl KvCache {
     /// Starts a sequence for these tokens, with as many of them as the prefix cache holds: at most all but
     /// the last. Later sequences share what this one computes.
     pub fn start_with(&self, tokens: &[u32]) -> Result<Sequence> {
-        self.allocator.start_with(tokens).ok_or(self.no_free_slot())
+        let copy = |copies: &[PageCopy]| self.copy_pages(copies);
+        self.allocator.start_with(tokens, copy)?.ok_or(self.no_free_slot())
+    }
+
+    /// Copies pages in all of their layers, in one submission.
+    fn copy_pages(&self, copies: &[PageCopy]) -> Result<()> {
+        let mut recorder = self.device.recorder()?;
+        for (layer, kind) in self.layers.iter().zip(&self.kinds) {
+            for PageCopy { from, to, .. } in copies.iter().filter(|copy| copy.kind == *kind) {
+                for buffer in [&layer.k, &layer.v] {
+                    let view = |page: u32| buffer.slice(layer.shape.page_range(page));
+                    recorder.copy("KV page", view(*from)?, view(*to)?)?;
+                }
+            }
+        }
+        Ok(recorder.seal()?.run(TIMEOUT)?)
     }
 
     fn no_free_slot(&self) -> Error {

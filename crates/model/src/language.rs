@@ -80,6 +80,14 @@ fn from_vocabulary(data: Vocabulary) -> text::Result<(Tokenizer, Option<String>)
         eot: data.eot,
         unknown: data.unknown,
         pad: data.pad,
+        fim: text::FimIds {
+            prefix: data.fim.prefix,
+            suffix: data.fim.suffix,
+            middle: data.fim.middle,
+            pad: data.fim.pad,
+            repository: data.fim.repository,
+            separator: data.fim.separator,
+        },
         // llama.cpp's defaults where a file has no such key.
         add_bos: data.add_bos.unwrap_or(kind == VocabularyKind::SentencePiece || llama3),
         add_space_prefix: data.add_space_prefix.unwrap_or(kind == VocabularyKind::SentencePiece),

@@ -10,7 +10,12 @@ use crate::{
     Error, Result,
     bucket::buckets,
     pages::{PageConfig, sliding_pages},
+    state::MAX_SAMPLED,
 };
+
+/// Rows of a step that reports the log probabilities of a prompt's tokens. Up to here a step takes about as long as
+/// one of a single row; the logits of each row take a megabyte with Gemma's vocabulary.
+const SCORED_ROWS: u32 = 32;
 
 /// The limits a runner is created for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,7 +114,8 @@ impl Limits {
         // Every bucket has its own logits. The largest has them twice more where logits are read back, or
         // where samplers take as much scratch memory.
         let logits = sum_of_buckets(output_rows.into()) + 2 * u64::from(output_rows.next_power_of_two());
-        let logits = logits * u64::from(config.vocab) * 4;
+        let scored = self.scored_rows().saturating_sub(output_rows.next_power_of_two());
+        let logits = (logits + u64::from(scored)) * u64::from(config.vocab) * 4;
         // Token counts of every sequence, for penalties.
         let counts = u64::from(self.max_sequences) * u64::from(config.vocab) * 4;
         let partials = sum_of_buckets(rows.min(128)) * partial_sum_bytes(config);
@@ -137,6 +143,12 @@ impl Limits {
             sequences => (sequences - 1).saturating_add(self.prefill_chunk.div_ceil(2)),
         };
         self.prefill_chunk.max(self.max_sequences).max(mixed).next_power_of_two()
+    }
+
+    /// Maximum rows of a step that reports the log probabilities of a prompt's tokens: more than usual where as many
+    /// sequences are sampled anyway.
+    pub(crate) fn scored_rows(&self) -> u32 {
+        SCORED_ROWS.max(self.max_sequences).min(MAX_SAMPLED).min(self.prefill_chunk)
     }
 
     /// Pages of one sequence of the full context length.

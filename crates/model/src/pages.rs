@@ -7,7 +7,8 @@
 //! allocated; dropping a [`Sequence`] releases all of its pages.
 //!
 //! Full pages are indexed in a prefix tree, by their tokens and all tokens before them. A new sequence shares
-//! the pages that its prompt starts with. docs/engine.md describes what the prefix cache keeps and the order
+//! the pages that its prompt starts with. Of a page that its prompt has in common only up to some token it gets
+//! a copy, to continue in. docs/engine.md describes what the prefix cache keeps and the order
 //! of eviction.
 
 mod prefix_tree;
@@ -72,6 +73,22 @@ pub fn sliding_pages(context_length: u32, page_size: u32, window: u32, rows: u32
     context_length.div_ceil(page_size).min(u32::try_from(pages).unwrap_or(u32::MAX))
 }
 
+/// Minimum tokens of a page that are worth a copy: up to as many take no longer to compute than one.
+pub fn min_copied(page_size: usize) -> usize {
+    (page_size / 8).max(1)
+}
+
+/// A page whose contents a new sequence continues, and the page that it writes into.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageCopy {
+    /// The layers that both pages belong to.
+    pub kind: PageKind,
+    /// The page to copy from.
+    pub from: u32,
+    /// The page to copy to.
+    pub to: u32,
+}
+
 /// The pages of one kind that a sequence holds.
 #[derive(Debug, Default)]
 struct HeldPages {
@@ -100,6 +117,10 @@ pub struct Sequence {
     cached: u32,
     /// `None` where the prefix cache keeps nothing of the sequence.
     tree_position: Option<TreePosition>,
+    /// Tokens that it was started for.
+    prompt_len: u32,
+    /// The node of the partial page that its prompt ends in, which it goes on writing into.
+    prompt_end: Option<TreePosition>,
     /// Page counts after which other prompts are likely to branch off: where this one left the known prefix,
     /// and its end.
     branch_points: [u32; 2],
@@ -195,6 +216,8 @@ impl PageAllocator {
             tokens: vec![],
             cached: 0,
             tree_position: None,
+            prompt_len: 0,
+            prompt_end: None,
             branch_points: [0; 2],
             first_stale_entry: 0,
             store: self.store.clone(),
@@ -203,11 +226,27 @@ impl PageAllocator {
     }
 
     /// Starts a sequence for these tokens, with as many of them as the prefix cache holds: at most all but
-    /// the last. Later sequences share what this one computes.
-    pub fn start_with(&self, tokens: &[u32]) -> Option<Sequence> {
-        let mut sequence = self.start()?;
-        locked(&self.store).attach_prefix(&mut sequence, tokens);
-        Some(sequence)
+    /// the last; `None` if every slot is in use. Later sequences share what this one computes. `copy` has to copy
+    /// these pages; the sequence is given up if it fails.
+    pub fn start_with<E>(
+        &self,
+        tokens: &[u32],
+        copy: impl FnOnce(&[PageCopy]) -> Result<(), E>,
+    ) -> Result<Option<Sequence>, E> {
+        let Some(mut sequence) = self.start() else { return Ok(None) };
+        let mut store = locked(&self.store);
+        let copies = store.attach_prefix(&mut sequence, tokens);
+        // Under the lock: nothing may release the pages to copy from.
+        if !copies.is_empty()
+            && let Err(error) = copy(&copies)
+        {
+            // Its copies hold nothing that the prefix cache may keep.
+            sequence.tree_position = None;
+            drop(store);
+            return Err(error);
+        }
+        drop(store);
+        Ok(Some(sequence))
     }
 
     /// Full-attention pages that a sequence for these tokens would share with running sequences.
@@ -246,6 +285,9 @@ impl PageAllocator {
             return false;
         }
         let mut store = locked(&self.store);
+        if len < sequence.len {
+            store.forget_prompt_end(sequence);
+        }
         if len < sequence.len && len > 0 {
             let held = store.config.first_visible(len) >= sequence.pages[1].first;
             if !held || (!len.is_multiple_of(store.config.page_size) && !store.is_exclusive(sequence, len)) {

@@ -66,6 +66,18 @@ struct RecordedStep {
     slowdown: f64,
 }
 
+/// A recorded step whose pipelines need not be compiled yet.
+struct UnsealedStep {
+    key: ProgramKey,
+    segments: Segments<Recorder>,
+}
+
+impl UnsealedStep {
+    fn pipelines(&self) -> impl Iterator<Item = Pipeline> {
+        self.segments.iter().flat_map(|(_, recorder)| recorder.pipelines())
+    }
+}
+
 /// The model and the state that programs are recorded from.
 pub(crate) struct Sources<'a> {
     pub model: &'a Model,
@@ -95,6 +107,8 @@ pub(crate) struct ProgramCache {
     /// By output rows.
     outputs: BTreeMap<usize, Outputs>,
     kv_splits: KvSplits,
+    /// The program that is being recorded ahead of its first use.
+    ahead: Option<UnsealedStep>,
     recorded: u64,
     setup_time: SetupTime,
 }
@@ -161,30 +175,13 @@ impl ProgramCache {
             return Ok(());
         }
         let start = Instant::now();
-        let device = &sources.model.device;
-        let mut recorded: Vec<(ProgramKey, Segments<Recorder>)> = Vec::new();
-        for key in keys {
-            let mut segments = Vec::new();
-            for range in sources.segments(*key) {
-                let recorder = device.recorder()?;
-                segments.push((range.clone(), self.record(sources, *key, range, recorder)?));
-            }
-            recorded.push((*key, segments));
-        }
+        let unsealed = keys.iter().map(|key| self.record_unsealed(sources, *key));
+        let unsealed = unsealed.collect::<Result<Vec<_>>>()?;
         let compiling = Instant::now();
-        let recorders = recorded.iter().flat_map(|(_, segments)| segments);
-        let pipelines: Vec<Pipeline> = recorders.flat_map(|(_, recorder)| recorder.pipelines()).collect();
-        device.compile(&pipelines)?;
+        let pipelines: Vec<Pipeline> = unsealed.iter().flat_map(UnsealedStep::pipelines).collect();
+        sources.model.device.compile(&pipelines)?;
         let compiled = compiling.elapsed();
-        for (key, segments) in recorded {
-            let segments = segments
-                .into_iter()
-                .map(|(range, recorder)| Ok((range, recorder.seal()?)))
-                .collect::<Result<Segments<Program>>>()?;
-            let slowdown = sources.pacer.bucket_slowdown(key.bucket);
-            self.programs.insert(key, RecordedStep { segments, slowdown });
-            self.recorded += 1;
-        }
+        unsealed.into_iter().try_for_each(|step| self.seal(sources.pacer, step))?;
         let recording = start.elapsed().saturating_sub(compiled);
         tracing::debug!(
             programs = keys.len(),
@@ -194,6 +191,50 @@ impl ProgramCache {
             "programs recorded"
         );
         self.setup_time += SetupTime { pipelines: compiled, recording };
+        Ok(())
+    }
+
+    /// Records the first of these programs that is missing, without compiling its pipelines. Returns those that are to
+    /// be compiled before [`Self::seal_ahead`]; `None` if no program is missing.
+    pub fn record_ahead(
+        &mut self,
+        sources: &mut Sources<'_>,
+        keys: &[ProgramKey],
+    ) -> Result<Option<Vec<Pipeline>>> {
+        let Some(key) = keys.iter().find(|key| !self.programs.contains_key(key)) else { return Ok(None) };
+        let start = Instant::now();
+        let unsealed = self.record_unsealed(sources, *key)?;
+        let pipelines = unsealed.pipelines().collect();
+        self.ahead = Some(unsealed);
+        self.setup_time.recording += start.elapsed();
+        Ok(Some(pipelines))
+    }
+
+    /// Completes the program of [`Self::record_ahead`], unless a step has needed and recorded it since.
+    pub fn seal_ahead(&mut self, pacer: &Pacer) -> Result<()> {
+        match self.ahead.take() {
+            Some(step) if !self.programs.contains_key(&step.key) => self.seal(pacer, step),
+            _ => Ok(()),
+        }
+    }
+
+    fn record_unsealed(&mut self, sources: &mut Sources<'_>, key: ProgramKey) -> Result<UnsealedStep> {
+        let mut segments = Vec::new();
+        for range in sources.segments(key) {
+            let recorder = sources.model.device.recorder()?;
+            segments.push((range.clone(), self.record(sources, key, range, recorder)?));
+        }
+        Ok(UnsealedStep { key, segments })
+    }
+
+    fn seal(&mut self, pacer: &Pacer, UnsealedStep { key, segments }: UnsealedStep) -> Result<()> {
+        let segments = segments
+            .into_iter()
+            .map(|(range, recorder)| Ok((range, recorder.seal()?)))
+            .collect::<Result<Segments<Program>>>()?;
+        let slowdown = pacer.bucket_slowdown(key.bucket);
+        self.programs.insert(key, RecordedStep { segments, slowdown });
+        self.recorded += 1;
         Ok(())
     }
 

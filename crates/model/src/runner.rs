@@ -9,6 +9,7 @@ mod profile;
 use std::{sync::Arc, time::Duration};
 
 use checkpoint::Config;
+use gpu::Pipeline;
 use kernels::{matmul::gemv, sample::Features};
 
 use crate::{
@@ -40,6 +41,14 @@ const MEASURED_ROWS: [u32; 2] = [gemv::MAX_COLUMNS as u32, 2 * gemv::MAX_COLUMNS
 
 /// Rows of logits at a time: 256 MiB with Gemma's vocabulary.
 pub const MAX_OUTPUT_ROWS: u32 = 256;
+
+/// The programs that a server uses all the time, by urgency.
+#[derive(Default)]
+struct ServingKeys {
+    /// Those of a first request.
+    first: Vec<ProgramKey>,
+    others: Vec<ProgramKey>,
+}
 
 /// A model with the KV cache and the step state of its sequences.
 pub struct Runner {
@@ -169,36 +178,65 @@ impl Runner {
         self.prepare_programs(&keys)
     }
 
-    /// Records the programs that a server uses all the time, before the first request: decode batches of any
-    /// size, prefill chunks of any length, alone and beside one decode row, and the longest chunks beside
-    /// more decode rows. All others are recorded when first used.
+    /// Records the programs of a first request, whatever its length: prefill chunks alone with the last of these
+    /// samplings, which should be the usual one, and decoding a single sequence. [`Runner::record_ahead`] records the
+    /// others that a server uses all the time.
+    pub fn prepare_first_requests(&mut self, samplings: &[Sampling]) -> Result<()> {
+        let ServingKeys { first, others } = self.serving_keys(samplings);
+        self.measure_slowdown(&[&first[..], &others[..]].concat())?;
+        self.prepare_programs(&first)
+    }
+
+    /// Records the programs that a server uses all the time: decode batches of any size, prefill chunks of any length,
+    /// alone and beside one decode row, and the longest chunks beside more decode rows. All others are recorded when
+    /// first used.
     pub fn prepare_serving(&mut self, samplings: &[Sampling]) -> Result<()> {
+        self.prepare_first_requests(samplings)?;
+        let others = self.serving_keys(samplings).others;
+        self.prepare_programs(&others)
+    }
+
+    /// Records the next of these programs that is missing, between two steps. Returns the pipelines to compile, which
+    /// takes longer and needs no runner, before [`Runner::seal_ahead`]; `None` if no program is missing.
+    pub fn record_ahead(&mut self, samplings: &[Sampling]) -> Result<Option<Vec<Pipeline>>> {
+        let ServingKeys { first, others } = self.serving_keys(samplings);
+        let (programs, mut sources) = self.programs_and_sources();
+        programs.record_ahead(&mut sources, &[first, others].concat())
+    }
+
+    /// Completes the program of [`Runner::record_ahead`].
+    pub fn seal_ahead(&mut self) -> Result<()> {
+        self.programs.seal_ahead(&self.pacer)
+    }
+
+    fn serving_keys(&self, samplings: &[Sampling]) -> ServingKeys {
         let limits = self.cache.limits();
         let (max_sequences, max_chunk) = (self.max_sequences() as usize, limits.prefill_chunk as usize);
-        let mut keys = vec![];
-        for sampling in samplings {
+        let mut keys = ServingKeys::default();
+        let nothing = ProgramKey::new(RowCounts::new(0, max_chunk), Output::None, Features::default());
+        keys.first.push(nothing);
+        for (index, sampling) in samplings.iter().enumerate() {
+            let usual = index + 1 == samplings.len();
             let features = sampling.features(self.model.config.vocab);
-            let mut add = |decode: usize, prefill: usize, outputs: usize| {
-                let counts = RowCounts::new(decode, prefill);
-                keys.push(ProgramKey::new(counts, Output::Sample { rows: outputs }, features));
+            let key = |decode: usize, prefill: usize, outputs: usize| {
+                ProgramKey::new(RowCounts::new(decode, prefill), Output::Sample { rows: outputs }, features)
             };
-            buckets(max_sequences).for_each(|rows| add(rows, 0, rows));
-            buckets(max_chunk).for_each(|rows| add(0, rows, 1));
+            keys.first.push(key(1, 0, 1));
+            let chunks = if usual { &mut keys.first } else { &mut keys.others };
+            chunks.extend(buckets(max_chunk).map(|rows| key(0, rows, 1)));
+            keys.others.extend(buckets(max_sequences).skip(1).map(|rows| key(rows, 0, rows)));
             if limits.max_sequences > 1 {
                 for rows in buckets(max_chunk).filter(|rows| *rows > 2) {
-                    add(1, rows - 1, 1);
-                    add(1, rows - 1, 2);
+                    keys.others.extend([1, 2].map(|outputs| key(1, rows - 1, outputs)));
                 }
             }
             // Many decode rows beside a chunk have kernels of their own. Some take half a second to compile.
             let decode_rows = buckets(max_sequences).map(|rows| rows.min(max_sequences - 1));
             for decode in decode_rows.filter(|rows| *rows > 1) {
-                add(decode, self.max_prefill_rows(decode), bucket(decode + 1));
+                keys.others.push(key(decode, self.max_prefill_rows(decode), bucket(decode + 1)));
             }
         }
-        keys.push(ProgramKey::new(RowCounts::new(0, max_chunk), Output::None, Features::default()));
-        self.measure_slowdown(&keys)?;
-        self.prepare_programs(&keys)
+        keys
     }
 
     /// Runs a few rows for measurement only, where the device's speed matters before these programs are

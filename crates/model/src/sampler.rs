@@ -119,11 +119,13 @@ impl SamplerState {
     }
 
     /// Scratch bytes of a sampler for the maximum number of rows. Samplers with filters need so much that
-    /// those with top tokens as well, which need little more, share their size.
+    /// those with top tokens as well, which need little more, share their size. They sample a row per sequence; the
+    /// others may score a prompt as well.
     fn scratch_bytes(&self, features: Features) -> Result<u64> {
         let features = Features { top: features.top || features.filters, ..features };
         let kernel = Sample::new(&self.device, features, self.vocab as usize)?;
-        Ok(kernel.scratch_bytes(bucket(self.max_sequences() as usize)))
+        let rows = if features.filters { self.max_sequences() } else { self.max_rows };
+        Ok(kernel.scratch_bytes(bucket(rows as usize)))
     }
 
     /// The token counts of all slots.

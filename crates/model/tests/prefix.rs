@@ -101,7 +101,8 @@ fn sequences_that_share_a_prefix_decode_independently() {
     let mut sequences: Vec<Sequence> = vec![];
     for (number, (text, expected)) in texts.iter().zip(&expected).enumerate() {
         let mut sequence = runner.start_with(text).unwrap();
-        assert_eq!(sequence.len(), if number == 0 { 0 } else { 68 });
+        // 17 pages, and a copy of two tokens of the page in which they part.
+        assert_eq!(sequence.len(), if number == 0 { 0 } else { 70 });
         assert_eq!(runner.cache().shared_pages(text), if number == 0 { 0 } else { 17 });
         assert_eq!(&prefill(&mut runner, &mut sequence, text), expected, "sequence {number}");
         sequences.push(sequence);
@@ -136,12 +137,38 @@ fn sequences_that_share_a_prefix_decode_independently() {
 }
 
 #[test]
+fn a_copied_page_has_the_bits_of_a_full_prefill() {
+    for kv in [KvScheme::F32, KvScheme::F16, KvScheme::Int8] {
+        let Some((fixture, mut runner)) =
+            runner(true, Limits { kv_scheme: kv, page_size: 64, ..limits(4, 128, 32) })
+        else {
+            return;
+        };
+        // A prompt of half a page, of which the first sequence has gone on.
+        let prompt = &fixture.ids[..31];
+        let mut first = runner.start_with(prompt).unwrap();
+        let logits = prefill(&mut runner, &mut first, prompt);
+        decode(&mut runner, &mut first, 7, 6);
+        let mut second = runner.start_with(prompt).unwrap();
+        assert_eq!(second.len(), 30, "{kv:?}");
+        assert_eq!(prefill(&mut runner, &mut second, prompt), logits, "{kv:?}");
+        // Each goes on by itself.
+        let own = decode(&mut runner, &mut second, 9, 12);
+        decode(&mut runner, &mut first, 11, 12);
+        let text = [prompt, &own[..]].concat();
+        let mut third = runner.start_with(&text).unwrap();
+        assert_eq!(third.len(), 31, "{kv:?}: what a running sequence decodes is not shared");
+        assert_eq!(prefill(&mut runner, &mut third, &text), prefill_cold(&mut runner, &text), "{kv:?}");
+    }
+}
+
+#[test]
 fn penalties_count_cached_prompt_tokens() {
     let Some((fixture, mut runner)) = runner(true, limits(2, 160, 16)) else { return };
     let text = &fixture.ids[..100];
     let sampling = Sampling { repetition: 1.5, frequency: 0.7, ..Sampling::default() };
     let mut completions = vec![];
-    for known in [0, 96, 96] {
+    for known in [0, 99, 99] {
         let mut sequence = runner.start_with(text).unwrap();
         assert_eq!(sequence.len(), known);
         let mut tokens =
@@ -157,7 +184,7 @@ fn penalties_count_cached_prompt_tokens() {
     assert_eq!(completions[0], completions[2]);
     let plain = Sampling::default();
     let mut sequence = runner.start_with(text).unwrap();
-    let first = runner.prompt(&mut sequence, &text[96..], &plain, |_| true).unwrap();
+    let first = runner.prompt(&mut sequence, &text[99..], &plain, |_| true).unwrap();
     assert_ne!(
         completions[0],
         decode(&mut runner, &mut sequence, first.token, 9),

@@ -403,3 +403,43 @@ fn the_device_is_measured_before_serving_programs_are_recorded() {
     cut.set_segments(1e-12, None);
     assert_eq!(serve(cut), (tokens, 4), "{} layers", model.config.layers);
 }
+
+#[test]
+fn programs_recorded_ahead_are_those_that_a_server_would_wait_for() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let fixture = Fixture::open("default_pattern");
+    let model = load(&device, &fixture.path);
+    let samplings = [Sampling::default(), Sampling { temperature: 1.0, top_k: 40, ..Sampling::default() }];
+    let runner = || Runner::new(model.clone(), limits(3, 96, 16)).unwrap();
+    let mut all = runner();
+    all.prepare_serving(&samplings).unwrap();
+
+    let mut runner = runner();
+    runner.prepare_first_requests(&samplings).unwrap();
+    let first = runner.counters().programs;
+    assert!(first < all.counters().programs / 2, "{first} of {}", all.counters().programs);
+    // A first request needs no other.
+    let mut sequence = runner.start().unwrap();
+    let token = runner.prompt(&mut sequence, &fixture.ids, &samplings[1], |_| true).unwrap().token;
+    let tokens = continue_with(&mut runner, &mut sequence, &samplings[1], token, [1, 3]);
+    assert_eq!(runner.counters().programs, first);
+
+    let mut ahead = 0;
+    while let Some(pipelines) = runner.record_ahead(&samplings).unwrap() {
+        if ahead == 0 {
+            // A step that comes in between needs the same program: it does not wait for the one recorded ahead.
+            let mut other = runner.start().unwrap();
+            runner.prompt(&mut other, &fixture.ids[..1], &samplings[0], |_| true).unwrap();
+        }
+        device.compile_in_background(&pipelines).unwrap();
+        runner.seal_ahead().unwrap();
+        ahead += 1;
+    }
+    assert_eq!(runner.counters().programs, all.counters().programs);
+    assert_eq!(ahead, all.counters().programs - first);
+    // Results are the same with programs recorded ahead.
+    let mut sequence = runner.start().unwrap();
+    let again = runner.prompt(&mut sequence, &fixture.ids, &samplings[1], |_| true).unwrap().token;
+    assert_eq!(again, token);
+    assert_eq!(continue_with(&mut runner, &mut sequence, &samplings[1], again, [1, 3]), tokens);
+}

@@ -250,3 +250,58 @@ fn a_gpu_decode_step_has_as_many_levels_as_estimated() {
     let estimated = model::estimate::levels(&runner.model().config) as usize;
     assert_eq!(levels, estimated, "{:?}", profile.levels);
 }
+
+#[test]
+fn a_scored_prompt_reports_the_log_probabilities_of_its_logits() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let fixture = Fixture::open("gguf_q8_0");
+    let prompt = &fixture.ids;
+    // One sequence: a step scores more rows than it has sequences to sample for.
+    let mut runner = Runner::new(load(&device, &fixture.path), limits(1, 96, 16)).unwrap();
+    let mut logits: Vec<Vec<f32>> = vec![];
+    let mut sequence = runner.start().unwrap();
+    let each = |row: &[f32]| {
+        logits.push(row.to_vec());
+        Ok(())
+    };
+    runner.logits(&mut sequence, prompt, each).unwrap();
+    drop(sequence);
+
+    let mut sequence = runner.start().unwrap();
+    let (scored, following) = (&prompt[..prompt.len() - 1], &prompt[1..]);
+    let mut found = vec![];
+    for (tokens, following) in scored.chunks(7).zip(following.chunks(7)) {
+        found.extend(runner.score_chunk(&mut sequence, tokens, following, 3).unwrap());
+    }
+    assert_eq!(found.len(), prompt.len() - 1);
+    for (position, sampled) in found.iter().enumerate() {
+        let row = &logits[position];
+        let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let sum: f64 = row.iter().map(|logit| f64::from(logit - max).exp()).sum();
+        let logprob = |token: u32| f64::from(row[token as usize] - max) - sum.ln();
+        assert_eq!(sampled.token, prompt[position + 1]);
+        let mut best: Vec<u32> = (0..row.len() as u32).collect();
+        best.sort_by(|one, other| row[*other as usize].total_cmp(&row[*one as usize]).then(one.cmp(other)));
+        let reported: Vec<u32> = sampled.top.iter().map(|(token, _)| *token).collect();
+        assert_eq!(reported, best[..3], "position {position}");
+        for (token, found) in sampled.top.iter().chain(&[(sampled.token, sampled.logprob)]) {
+            let difference = (f64::from(*found) - logprob(*token)).abs();
+            assert!(
+                difference < 1e-4,
+                "position {position}, token {token}: {found}, not {}",
+                logprob(*token)
+            );
+        }
+    }
+    // A completion goes on from there as after any prompt.
+    let last = &prompt[prompt.len() - 1..];
+    let first = runner.prompt(&mut sequence, last, &Sampling::default(), |_| true).unwrap();
+    assert_eq!(first.token, fixture.list("greedy")[0]);
+    drop(sequence);
+
+    let mut sequence = runner.start().unwrap();
+    let error = runner.score_chunk(&mut sequence, &prompt[..17], &prompt[1..18], 0).unwrap_err();
+    assert!(error.to_string().contains("a step takes 1 to 16"), "{error}");
+    let error = runner.score_chunk(&mut sequence, &prompt[..1], &[u32::MAX], 0).unwrap_err();
+    assert!(error.to_string().contains("is not in"), "{error}");
+}

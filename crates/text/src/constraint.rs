@@ -16,6 +16,12 @@ pub trait TokenConstraint: Send {
     /// Whether the completion is complete, so that only a stop token may follow.
     fn is_finished(&self) -> bool;
 
+    /// Whether every token may follow, here and later: the constraint is not needed any more. A constraint
+    /// costs time even if it allows everything.
+    fn is_lifted(&self) -> bool {
+        false
+    }
+
     /// An independent copy in the same state.
     fn fork(&self) -> Box<dyn TokenConstraint>;
 }

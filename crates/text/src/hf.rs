@@ -11,6 +11,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 use crate::error::{Error, Result, invalid, unsupported};
+use crate::fim::{FimIds, FimTokens};
 use crate::pieces::{Class, MAX_TOKENS, Pieces};
 use crate::pretokens::Pretokens;
 use crate::specials::{Specials, is_stop_token_name, looks_special};
@@ -234,6 +235,7 @@ fn build(file: &File, config: &TokenizerConfig) -> Result<Tokenizer> {
         as_text: specials(false)?,
         parsed: specials(true)?,
         stop_token_ids: stop_token_ids(&pieces, [eos, None]),
+        fim: FimTokens::find(&pieces, &FimIds::default()),
         bos,
         eos,
         unknown: id(&model.unk_token),

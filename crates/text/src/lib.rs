@@ -38,6 +38,7 @@ mod clock;
 mod constraint;
 mod detokenizer;
 mod error;
+mod fim;
 pub mod hf;
 mod marks;
 mod merge;
@@ -55,6 +56,7 @@ pub use chat::{ChatTemplate, PromptEnd, PromptOptions, TEMPLATE_VARIABLES, Varia
 pub use constraint::TokenConstraint;
 pub use detokenizer::Detokenizer;
 pub use error::{Error, Result};
+pub use fim::{FimIds, FimTokens};
 pub use message::{Message, Tool, ToolCall};
 pub use pretokens::check_pretokenizer;
 pub use stop::StopMatcher;

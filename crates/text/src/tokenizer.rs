@@ -7,6 +7,7 @@ use std::sync::Arc;
 use unicode_normalization::{IsNormalized, UnicodeNormalization, is_nfc_quick};
 
 use crate::Detokenizer;
+use crate::fim::FimTokens;
 use crate::marks::Controls;
 use crate::merge::{Merger, Symbol};
 use crate::pieces::{Class, NONE, Pieces};
@@ -60,6 +61,7 @@ pub(crate) struct Inner {
     pub(crate) eos: Option<u32>,
     pub(crate) unknown: Option<u32>,
     pub(crate) stop_token_ids: Vec<u32>,
+    pub(crate) fim: Option<FimTokens>,
     pub(crate) add_bos: bool,
     pub(crate) space_prefix: bool,
     /// Whether the vocabulary writes spaces as U+2581.
@@ -88,7 +90,14 @@ impl Tokenizer {
     /// unknown token, or are dropped if there is none.
     pub fn encode(&self, text: &str, special: EncodeSpecial) -> Vec<u32> {
         let mut ids = Vec::new();
-        self.encode_into(text, special, None, &mut ids);
+        self.encode_into(text, special, None, false, &mut ids);
+        ids
+    }
+
+    /// Encodes text that continues other text: without the space that SentencePiece adds at the start.
+    pub(crate) fn encode_continuation(&self, text: &str, special: EncodeSpecial) -> Vec<u32> {
+        let mut ids = Vec::new();
+        self.encode_into(text, special, None, true, &mut ids);
         ids
     }
 
@@ -104,7 +113,7 @@ impl Tokenizer {
     pub(crate) fn encode_marked(&self, text: &str, mark: Option<char>) -> Vec<u32> {
         let mut ids: Vec<u32> = self.0.bos.filter(|_| self.0.add_bos).into_iter().collect();
         let added_bos = !ids.is_empty();
-        self.encode_into(text, EncodeSpecial::Parse, mark, &mut ids);
+        self.encode_into(text, EncodeSpecial::Parse, mark, false, &mut ids);
         if added_bos {
             let repeated = ids[1..].iter().take_while(|id| **id == ids[0]).count();
             ids.drain(1..1 + repeated);
@@ -112,14 +121,21 @@ impl Tokenizer {
         ids
     }
 
-    fn encode_into(&self, text: &str, special: EncodeSpecial, mark: Option<char>, ids: &mut Vec<u32>) {
+    /// `after_text`: whether the text continues other text.
+    fn encode_into(
+        &self,
+        text: &str,
+        special: EncodeSpecial,
+        mark: Option<char>,
+        mut after_text: bool,
+        ids: &mut Vec<u32>,
+    ) {
         let inner = &*self.0;
         let specials = match special {
             EncodeSpecial::Parse => &inner.parsed,
             EncodeSpecial::AsText => &inner.as_text,
         };
         let mut merger = Merger::default();
-        let mut after_text = false;
         let mut add = |span: Span<'_>| match span {
             Span::Token(id) => {
                 after_text = false;
@@ -137,6 +153,10 @@ impl Tokenizer {
             }
             (span, _) => add(span),
         });
+    }
+
+    pub(crate) fn inner(&self) -> &Inner {
+        &self.0
     }
 
     /// The names of control tokens.

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use crate::error::{Result, invalid};
+use crate::fim::{FimIds, FimTokens};
 use crate::merge::rank_of_score;
 use crate::pieces::{Class, Pieces};
 use crate::pretokens::Pretokens;
@@ -44,6 +45,8 @@ pub struct Vocabulary {
     pub unknown: Option<u32>,
     /// `padding_token_id`.
     pub pad: Option<u32>,
+    /// `fim_*_token_id`.
+    pub fim: FimIds,
     /// `add_bos_token`: whether a prompt starts with `bos`.
     pub add_bos: bool,
     /// `add_space_prefix`: whether a space is prepended to text. If the file has no value, callers use true
@@ -66,6 +69,7 @@ impl Vocabulary {
             eot: None,
             unknown: None,
             pad: None,
+            fim: FimIds::default(),
             add_bos: false,
             add_space_prefix: false,
         }
@@ -90,7 +94,7 @@ impl Vocabulary {
             ("unknown", self.unknown),
             ("padding", self.pad),
         ];
-        for (what, id) in ids {
+        for (what, id) in ids.into_iter().chain(self.fim.named()) {
             if let Some(id) = id.filter(|&id| id as usize >= count) {
                 return Err(invalid(format!("the {what} token is {id}, but there are {count} tokens")));
             }
@@ -156,6 +160,7 @@ impl Tokenizer {
             as_text: Specials::new(&always)?,
             parsed: Specials::new(&parsed)?,
             stop_token_ids,
+            fim: FimTokens::find(&pieces, &vocabulary.fim),
             bos: vocabulary.bos,
             eos: vocabulary.eos,
             // Byte-level vocabularies normally have all bytes; missing ones are dropped.

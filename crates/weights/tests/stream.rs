@@ -22,7 +22,7 @@ fn options() -> Options {
         threads: 3,
         slots: 4,
         slot_bytes: 3000,
-        timeout: Duration::from_secs(30),
+        timeout: Duration::from_secs(1800),
         drop_cache: true,
         fail_at: None,
     }

@@ -15,6 +15,8 @@
 
 pub mod reference;
 
+use std::ops::Range;
+
 use gpu::{Arena, Buffer, Error, Result, View};
 use tensor::KvScheme;
 
@@ -49,6 +51,12 @@ impl KvShape {
         let lines = [self.kv_heads, self.page_size, self.pages];
         let lines = lines.into_iter().fold(1_u64, |product, size| product.saturating_mul(u64::from(size)));
         lines.saturating_mul(self.scheme.head_bytes(self.head_dim))
+    }
+
+    /// The bytes of a page, in K and in V.
+    pub fn page_range(&self, page: u32) -> Range<u64> {
+        let bytes = self.bytes() / u64::from(self.pages);
+        u64::from(page) * bytes..u64::from(page + 1) * bytes
     }
 
     /// Index of the element of a position that the table maps to `page`.

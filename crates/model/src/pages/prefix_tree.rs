@@ -4,6 +4,7 @@
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
+    ops::Bound::{Excluded, Included, Unbounded},
     sync::Arc,
 };
 
@@ -70,6 +71,19 @@ impl PrefixTree {
 
     pub fn child(&self, node: NodeId, tokens: &[u32]) -> Option<NodeId> {
         self.nodes[node].children.get(tokens).copied()
+    }
+
+    /// The child with the longest common prefix with these tokens, and its length, if they have any in common.
+    pub fn longest_match(&self, node: NodeId, tokens: &[u32]) -> Option<(NodeId, usize)> {
+        let children = &self.nodes[node].children;
+        // In lexicographic order, it is next to them.
+        let before = children.range::<[u32], _>((Unbounded, Included(tokens))).next_back();
+        let after = children.range::<[u32], _>((Excluded(tokens), Unbounded)).next();
+        let common = |(child, id): (&Arc<[u32]>, &NodeId)| {
+            (*id, child.iter().zip(tokens).take_while(|(one, other)| one == other).count())
+        };
+        let matches = before.into_iter().chain(after).map(common);
+        matches.max_by_key(|(_, count)| *count).filter(|(_, count)| *count > 0)
     }
 
     pub fn children(&self, node: NodeId) -> impl Iterator<Item = NodeId> {

@@ -2,7 +2,7 @@
 //! prefix tree.
 
 use super::{
-    HeldPages, PageConfig, PageKind, Sequence, TreePosition,
+    HeldPages, PageConfig, PageCopy, PageKind, Sequence, TreePosition, min_copied,
     prefix_tree::{NodeId, PrefixTree, ROOT},
 };
 
@@ -47,8 +47,8 @@ pub(super) struct PageStore {
 struct KnownPrefix {
     /// Nodes of full pages, in order.
     nodes: Vec<NodeId>,
-    /// A partial page after them.
-    partial: Option<NodeId>,
+    /// A page after them that starts with the same tokens, and how many.
+    partial: Option<(NodeId, usize)>,
     /// Full pages of the prompt that the tree has, including those after a gap in the sliding-window pages.
     known: u32,
 }
@@ -71,16 +71,18 @@ impl PageStore {
         self.tree.evictable(kind)
     }
 
-    /// Gives a new sequence the longest cached prefix of these tokens, without the last token.
-    pub fn attach_prefix(&mut self, sequence: &mut Sequence, tokens: &[u32]) {
+    /// Gives a new sequence the longest cached prefix of these tokens, without the last token. Returns the pages to copy
+    /// for it.
+    pub fn attach_prefix(&mut self, sequence: &mut Sequence, tokens: &[u32]) -> Vec<PageCopy> {
         if !self.config.prefix_cache {
-            return;
+            return vec![];
         }
         let KnownPrefix { nodes, partial, known } = self.find_prefix(tokens);
         let page_size = self.config.page_size;
         let full = nodes.len() as u32;
+        sequence.prompt_len = tokens.len() as u32;
         sequence.branch_points = [known, (tokens.len() as u32).saturating_sub(1) / page_size];
-        sequence.len = full * page_size + partial.map_or(0, |node| self.tree.token_count(node) as u32);
+        sequence.len = full * page_size + partial.map_or(0, |(_, count)| count as u32);
         let first = self.config.first_visible(sequence.len).min(full);
         sequence.pages[1].first = first;
         for (depth, node) in (0..).zip(&nodes) {
@@ -93,20 +95,64 @@ impl PageStore {
                 }
             }
         }
-        if let Some(partial) = partial {
-            let pages = self.tree.remove(partial);
-            for (kind, page) in pages.into_iter().enumerate() {
-                if let Some(page) = page {
-                    // The node's reference becomes the sequence's.
-                    self.pools[kind].nodes[page as usize] = None;
-                    sequence.pages[kind].pages.push(page);
-                }
+        let copies = match partial {
+            Some((node, count)) if self.can_take_over(node, count) => {
+                self.take_over(sequence, node);
+                vec![]
             }
-        }
+            Some((node, _)) => self.copy_pages(sequence, node),
+            None => vec![],
+        };
         sequence.tokens = tokens[..sequence.len as usize].to_vec();
         sequence.cached = sequence.len;
         let node = nodes.last().copied().unwrap_or(ROOT);
         sequence.tree_position = Some(TreePosition { node, epoch: self.epoch });
+        copies
+    }
+
+    /// Whether a sequence that continues `count` tokens of a node may write into its pages: it continues all of them, and
+    /// no other sequence holds them.
+    fn can_take_over(&self, node: NodeId, count: usize) -> bool {
+        let is_held = |kind: PageKind| {
+            let page = self.tree.page(node, kind);
+            page.is_some_and(|page| self.pools[kind as usize].sequences(page) > 0)
+        };
+        count == self.tree.token_count(node)
+            && count < self.config.page_size as usize
+            && !PageKind::ALL.into_iter().any(is_held)
+    }
+
+    /// Moves the pages of a node from the tree to a sequence.
+    fn take_over(&mut self, sequence: &mut Sequence, node: NodeId) {
+        for (kind, page) in self.tree.remove(node).into_iter().enumerate() {
+            if let Some(page) = page {
+                // The node's reference becomes the sequence's.
+                self.pools[kind].nodes[page as usize] = None;
+                sequence.pages[kind].pages.push(page);
+            }
+        }
+    }
+
+    /// Allocates pages for a sequence that are to be copied from those of a node.
+    fn copy_pages(&mut self, sequence: &mut Sequence, node: NodeId) -> Vec<PageCopy> {
+        self.clock += 1;
+        let mut copies = vec![];
+        for kind in PageKind::ALL {
+            let Some(from) = self.tree.page(node, kind) else { continue };
+            // Not the page to evict for the copy.
+            self.acquire(kind, from);
+            if let Some(to) = self.allocate(kind) {
+                sequence.pages[kind as usize].pages.push(to);
+                copies.push(PageCopy { kind, from, to });
+            }
+            self.release(kind, from, kind == PageKind::Sliding);
+        }
+        copies
+    }
+
+    /// Whether a page can be allocated of each kind while this many nodes are in use.
+    fn has_pages_beside(&self, nodes: usize) -> bool {
+        PageKind::ALL.into_iter().all(|kind| self.unused(kind) > 0 || self.cached(kind) > nodes)
     }
 
     /// Full-attention pages that a sequence with these tokens would share with running sequences.
@@ -136,10 +182,14 @@ impl PageStore {
             runs[full] >= (full as u32).saturating_sub(first)
         };
         let rest = &tokens[known * page_size..];
-        let longest = rest.len().min(page_size - 1);
-        let partial = (1..=longest).rev().find_map(|count| self.tree.child(last, &rest[..count]));
-        if let Some(partial) = partial.filter(|node| has_window(known, self.tree.token_count(*node))) {
-            return KnownPrefix { nodes, partial: Some(partial), known: known as u32 };
+        let partial = self.tree.longest_match(last, rest).filter(|(node, count)| {
+            let has_pages = PageKind::ALL.into_iter().all(|kind| self.tree.page(*node, kind).is_some());
+            let usable = self.can_take_over(*node, *count)
+                || *count >= min_copied(self.config.page_size as usize) && self.has_pages_beside(known + 1);
+            has_pages && usable && has_window(known, *count)
+        });
+        if partial.is_some() {
+            return KnownPrefix { nodes, partial, known: known as u32 };
         }
         let full = (0..=known).rev().find(|full| has_window(*full, 0)).unwrap_or(0);
         nodes.truncate(full);
@@ -192,18 +242,47 @@ impl PageStore {
             let depth = self.tree.depth(position.node);
             let first = depth as usize * page_size;
             let Some(tokens) = sequence.tokens.get(first..first + page_size) else { break };
-            position.node = match self.tree.child(position.node, tokens) {
+            let tokens = tokens.to_vec();
+            self.forget_prompt_end(sequence);
+            position.node = match self.tree.child(position.node, &tokens) {
                 Some(node) => {
                     self.adopt(sequence, node, depth);
                     node
                 }
                 None => {
                     let pages = sequence.pages.each_ref().map(|held| held.get(depth));
-                    self.insert(position.node, tokens, pages)
+                    self.insert(position.node, &tokens, pages)
                 }
             };
         }
         sequence.tree_position = Some(position);
+        self.publish_prompt_end(sequence, position);
+    }
+
+    /// Puts the partial page that a sequence's prompt ends in into the tree, for other prompts to copy, when its prompt is
+    /// complete. The sequence goes on writing after the tokens of the node.
+    fn publish_prompt_end(&mut self, sequence: &mut Sequence, position: TreePosition) {
+        if sequence.len < sequence.prompt_len {
+            return;
+        }
+        // Once.
+        sequence.prompt_len = u32::MAX;
+        let depth = self.tree.depth(position.node);
+        let rest = &sequence.tokens[(depth * self.config.page_size) as usize..];
+        let pages = sequence.pages.each_ref().map(|held| held.get(depth));
+        if rest.len() >= min_copied(self.config.page_size as usize)
+            && self.tree.child(position.node, rest).is_none()
+        {
+            let node = self.insert(position.node, rest, pages);
+            sequence.prompt_end = Some(TreePosition { node, epoch: self.epoch });
+        }
+    }
+
+    /// Removes the node of [`Self::publish_prompt_end`].
+    pub fn forget_prompt_end(&mut self, sequence: &mut Sequence) {
+        if let Some(end) = sequence.prompt_end.take().filter(|end| end.epoch == self.epoch) {
+            self.remove(end.node);
+        }
     }
 
     /// Replaces a sequence's page by the one the tree has of the same tokens; fills a gap of the tree's
@@ -281,6 +360,7 @@ impl PageStore {
     /// Ends a sequence: its pages go to the tree or become free.
     pub fn finish(&mut self, sequence: &mut Sequence) {
         self.clock += 1;
+        self.forget_prompt_end(sequence);
         if let Some(position) = sequence.tree_position.filter(|position| position.epoch == self.epoch) {
             let depth = self.tree.depth(position.node);
             let rest = &sequence.tokens[(depth * self.config.page_size) as usize..];

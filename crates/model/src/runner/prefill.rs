@@ -137,6 +137,49 @@ impl Runner {
         Ok(scores)
     }
 
+    /// Prefills one chunk of a prompt and returns, for each of its tokens, the token that follows it in the prompt
+    /// with its log probability and the `top` most probable tokens. `following` are those tokens: as many as the
+    /// chunk has, at most [`Runner::max_scored_rows`].
+    pub fn score_chunk(
+        &mut self,
+        sequence: &mut Sequence,
+        tokens: &[u32],
+        following: &[u32],
+        top: u32,
+    ) -> Result<Vec<Sampled>> {
+        let vocab = self.model.config.vocab;
+        self.check(sequence, tokens)?;
+        if let Some(token) = following.iter().find(|token| **token >= vocab) {
+            return Err(Error::UnknownToken { token: *token, vocab });
+        }
+        let max = self.max_scored_rows();
+        if tokens.is_empty() || tokens.len() > max || tokens.len() != following.len() {
+            return Err(Error::Limits(format!(
+                "{} tokens to score, followed by {}; a step takes 1 to {max}, each followed by one",
+                tokens.len(),
+                following.len()
+            )));
+        }
+        let sampling = Sampling { top, ..Sampling::default() };
+        sampling.check(vocab)?;
+        // The sampler reports the log probability of what it samples, by the model's unedited logits. A mask leaves it
+        // one token to sample.
+        let masks: Vec<Vec<u32>> = following.iter().map(|token| single_token_mask(*token, vocab)).collect();
+        let samplings: Vec<RowSampling<'_>> =
+            masks.iter().map(|mask| RowSampling { sampling: &sampling, mask: Some(mask) }).collect();
+        let rows = self.extend(sequence, tokens)?;
+        let output_rows: Vec<u32> = (0..rows.len() as u32).collect();
+        self.prefill_step(&rows, Output::Sample { rows: bucket(rows.len()) }, &output_rows, &samplings)?;
+        let scored = self.read_sampled(0, &rows)?;
+        self.cache.advance(sequence, tokens);
+        Ok(scored)
+    }
+
+    /// Maximum tokens of [`Runner::score_chunk`].
+    pub fn max_scored_rows(&self) -> usize {
+        self.cache.limits().scored_rows() as usize
+    }
+
     /// Rows of the next prefill chunk after `held` tokens, at most `max`: fewer where a layer would take too
     /// long.
     pub fn chunk_rows(&self, held: u32, max: usize) -> usize {
@@ -160,4 +203,11 @@ impl Runner {
     fn max_output_rows(&self) -> usize {
         self.cache.limits().prefill_chunk.min(MAX_OUTPUT_ROWS) as usize
     }
+}
+
+/// A token mask that allows one token.
+fn single_token_mask(token: u32, vocab: u32) -> Vec<u32> {
+    let mut mask = vec![0; vocab.div_ceil(32) as usize];
+    mask[token as usize / 32] = 1 << (token % 32);
+    mask
 }

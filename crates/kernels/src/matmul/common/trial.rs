@@ -88,7 +88,6 @@ impl Trial {
         let n = self.epilogue.outputs(rows);
         let stride = self.before + n + self.after;
         let output = Output::new(&mut arena, stride * self.columns * self.partials)?;
-        let untouched: Vec<u32> = output.buffer.read_vec()?;
         let active = arena.buffer_from("active", &[self.active as u32])?;
         // The kernel does not get the guard after the output.
         let y = output.buffer.slice(0..(stride * self.columns * self.partials * 4) as u64)?;
@@ -108,7 +107,7 @@ impl Trial {
                 comparison.equal(
                     || format!("the elements around column {column}"),
                     &others,
-                    &untouched[..others.len()].to_vec(),
+                    &vec![POISON; others.len()],
                 );
                 for (sum, value) in sums.iter_mut().zip(values) {
                     *sum += f64::from(f32::from_bits(*value));

@@ -1,7 +1,7 @@
 //! The allocator against a simulated memory: the pages of a sequence must contain what its tokens would have
 //! written.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, convert::Infallible};
 
 use proptest::{collection::vec, prelude::*};
 
@@ -38,8 +38,18 @@ impl Memory {
         Some((page * self.config.page_size + position % self.config.page_size) as usize)
     }
 
-    fn start(&self, text: &[u32]) -> Option<Live> {
-        let sequence = self.pages.start_with(text)?;
+    fn start(&mut self, text: &[u32]) -> Option<Live> {
+        let size = self.config.page_size as usize;
+        let cells = &mut self.cells;
+        let copy = |copies: &[PageCopy]| -> Result<(), Infallible> {
+            for PageCopy { kind, from, to } in copies {
+                let from = *from as usize * size;
+                cells[*kind as usize].copy_within(from..from + size, *to as usize * size);
+            }
+            Ok(())
+        };
+        let Ok(sequence) = self.pages.start_with(text, copy);
+        let sequence = sequence?;
         assert!(
             sequence.is_empty() || (sequence.len() as usize) < text.len(),
             "the last token must be left to compute"
@@ -155,7 +165,7 @@ fn prefill(memory: &mut Memory, text: &[u32]) -> (Live, u32) {
 }
 
 /// The cached tokens of a text.
-fn known(memory: &Memory, text: &[u32]) -> u32 {
+fn known(memory: &mut Memory, text: &[u32]) -> u32 {
     memory.start(text).unwrap().sequence.len()
 }
 
@@ -172,11 +182,11 @@ fn the_next_chat_turn_prefills_only_new_tokens_even_beyond_the_window() {
         turn.extend(text(2, 11));
     }
     // The last page of a fully cached text is computed again: without its last token it is not full.
-    assert_eq!(known(&memory, &turn[..72]), 68);
+    assert_eq!(known(&mut memory, &turn[..72]), 68);
 }
 
 #[test]
-fn running_sequences_share_their_common_full_pages_only() {
+fn running_sequences_share_full_pages_and_copy_the_one_they_part_in() {
     let mut memory = Memory::new(config(3, 4, 10, 64, 8));
     let system = text(1, 21);
     let question = |family: u32| [system.clone(), text(family, 10)].concat();
@@ -184,7 +194,7 @@ fn running_sequences_share_their_common_full_pages_only() {
     assert_eq!(none, 0);
     assert_eq!((memory.pages.shared_pages(&question(3)), memory.pages.shared_pages(&text(9, 21))), (5, 0));
     let (two, shared) = prefill(&mut memory, &question(3));
-    assert_eq!(shared, 20, "the full pages of the common prefix");
+    assert_eq!(shared, 21, "five pages of the common prefix, and a token of the sixth");
     assert_eq!(one.sequence.pages[0].pages[..5], two.sequence.pages[0].pages[..5]);
     assert_ne!(one.sequence.pages[0].pages[5], two.sequence.pages[0].pages[5]);
     memory.audit(&[one, two]);
@@ -195,12 +205,48 @@ fn a_sequence_adopts_the_trees_page_of_the_same_tokens() {
     let mut memory = Memory::new(config(2, 4, 10, 64, 8));
     let (one, _) = prefill(&mut memory, &text(1, 20));
     let (two, known) = prefill(&mut memory, &text(1, 20));
-    assert_eq!(known, 16, "the last token is computed");
+    assert_eq!(known, 19, "the last token is computed");
     assert_eq!(one.sequence.pages[0].pages, two.sequence.pages[0].pages);
     assert_eq!(two.sequence.first_stale_entry, 4, "the table still names its own page");
     let mut two = two;
     assert!(memory.append(&mut two, &[7]));
     memory.audit(&[one, two]);
+}
+
+#[test]
+fn a_short_prompt_is_computed_once_however_often_it_comes() {
+    // Pages of 32 tokens: fewer than 4 in common are not worth a copy.
+    let mut memory = Memory::new(config(4, 32, 64, 64, 8));
+    let prompt = text(1, 15);
+    let (mut one, none) = prefill(&mut memory, &prompt);
+    assert_eq!(none, 0);
+    // The first goes on writing into its page while others copy it.
+    assert!(memory.append(&mut one, &text(2, 3)));
+    let (mut two, known_then) = prefill(&mut memory, &prompt);
+    assert_eq!(known_then, 14, "all but the last token");
+    assert!(memory.append(&mut two, &text(3, 9)));
+    assert!(memory.append(&mut one, &text(2, 9)));
+    memory.audit(&[one, two]);
+    // Both have ended: their pages are leaves, of which a look-up takes the longest match.
+    assert_eq!(known(&mut memory, &prompt), 14);
+    assert_eq!(known(&mut memory, &[&prompt[..], &text(3, 20)].concat()), 24);
+    assert_eq!(known(&mut memory, &[&prompt[..4], &text(5, 20)].concat()), 4);
+    assert_eq!(known(&mut memory, &[&prompt[..3], &text(6, 20)].concat()), 0);
+    // A full page is copied from as well.
+    drop(prefill(&mut memory, &text(7, 40)));
+    assert_eq!(known(&mut memory, &text(7, 30)), 29);
+    memory.audit(&[]);
+}
+
+#[test]
+fn a_failed_copy_leaves_no_sequence_and_no_trace() {
+    let mut memory = Memory::new(config(2, 4, 10, 64, 8));
+    drop(prefill(&mut memory, &text(1, 7)));
+    let (free, cached) = (memory.pages.free_pages(PageKind::Full), memory.pages.cached_pages(PageKind::Full));
+    assert_eq!(memory.pages.start_with(&text(1, 7), |_| Err("lost")).unwrap_err(), "lost");
+    assert_eq!(memory.pages.free_pages(PageKind::Full), free);
+    assert_eq!(memory.pages.cached_pages(PageKind::Full), cached);
+    memory.audit(&[]);
 }
 
 #[test]
@@ -214,11 +260,11 @@ fn the_least_recently_used_leaves_are_evicted_first() {
     assert_eq!(memory.pages.cached_pages(PageKind::Full), 10);
     let mut other = memory.start(&text(3, 40)).unwrap();
     assert!(memory.append(&mut other, &text(3, 32)));
-    let known_now = |memory: &Memory| [1, 2].map(|family| known(memory, &text(family, 64)));
-    assert_eq!(known_now(&memory), [21, 8], "two pages were evicted: the last two of family 2");
+    let known_now = |memory: &mut Memory| [1, 2].map(|family| known(memory, &text(family, 64)));
+    assert_eq!(known_now(&mut memory), [21, 8], "two pages were evicted: the last two of family 2");
     assert!(memory.append(&mut other, &text(4, 24)));
     // The look-ups used both.
-    let [one, two] = known_now(&memory);
+    let [one, two] = known_now(&mut memory);
     assert!(one + two <= 8, "{one} and {two}");
     assert_eq!(memory.pages.free_pages(PageKind::Full), 2);
     memory.audit(&[other]);
@@ -234,8 +280,8 @@ fn a_prefix_without_its_window_is_shortened_or_unusable() {
     assert!(memory.append(&mut live, &text(5, 4)));
     drop(live);
     let other = |after: usize| [&text(1, 40)[..after], &text(7, 12)[..]].concat();
-    assert_eq!(known(&memory, &other(40)), 40);
-    assert_eq!(known(&memory, &other(20)), 0, "full-attention pages alone are useless");
+    assert_eq!(known(&mut memory, &other(40)), 40);
+    assert_eq!(known(&mut memory, &other(20)), 0, "full-attention pages alone are useless");
     // After a long completion the prompt's window is evicted; the one at the end remains.
     let (mut live, known_then) = prefill(&mut memory, &other(40));
     assert_eq!(known_then, 40);
@@ -244,8 +290,8 @@ fn a_prefix_without_its_window_is_shortened_or_unusable() {
     }
     let end = live.tokens.clone();
     drop(live);
-    assert_eq!(known(&memory, &other(40)[..46]), 0);
-    assert_eq!(known(&memory, &[end, vec![1]].concat()), 92);
+    assert_eq!(known(&mut memory, &other(40)[..46]), 0);
+    assert_eq!(known(&mut memory, &[end, vec![1]].concat()), 92);
 }
 
 #[test]
@@ -259,12 +305,12 @@ fn windows_of_branch_points_outlive_the_pages_between_them() {
     }
     drop(live);
     let again = [question.clone(), text(3, 12)].concat();
-    assert_eq!(known(&memory, &again), 36, "up to the page before the last token of the prompt");
+    assert_eq!(known(&mut memory, &again), 36, "up to the page before the last token of the prompt");
     // Where two prompts diverged is a branch point from then on.
     let other = [&question[..20], &text(4, 50)[..]].concat();
     let (live, _) = prefill(&mut memory, &other);
     drop(live);
-    assert_eq!(known(&memory, &[&question[..20], &text(5, 9)[..]].concat()), 20);
+    assert_eq!(known(&mut memory, &[&question[..20], &text(5, 9)[..]].concat()), 20);
 }
 
 #[test]
@@ -277,7 +323,7 @@ fn clearing_the_prefix_cache_leaves_running_sequences_alone() {
     assert!(memory.append(&mut live, &text(3, 8)));
     memory.audit(std::slice::from_ref(&live));
     drop(live);
-    assert_eq!([1, 2].map(|family| known(&memory, &text(family, 30))), [0, 0]);
+    assert_eq!([1, 2].map(|family| known(&mut memory, &text(family, 30))), [0, 0]);
     assert_eq!(memory.pages.cached_pages(PageKind::Full), 0);
 }
 
@@ -285,7 +331,7 @@ fn clearing_the_prefix_cache_leaves_running_sequences_alone() {
 fn a_disabled_prefix_cache_keeps_nothing() {
     let mut memory = Memory::new(PageConfig { prefix_cache: false, ..config(2, 4, 10, 64, 8) });
     drop(prefill(&mut memory, &text(1, 20)));
-    assert_eq!((known(&memory, &text(1, 30)), memory.pages.cached_pages(PageKind::Full)), (0, 0));
+    assert_eq!((known(&mut memory, &text(1, 30)), memory.pages.cached_pages(PageKind::Full)), (0, 0));
 }
 
 #[derive(Clone, Debug)]
