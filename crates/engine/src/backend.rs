@@ -70,6 +70,10 @@ pub trait Backend: Send + 'static {
     /// Pages that a sequence of these tokens would share with running sequences, and need not allocate.
     fn shared_pages(&self, tokens: &[u32]) -> u32;
 
+    /// Starts an empty sequence that takes no part in the prefix cache, for [`Backend::score`]: tokens from the cache
+    /// have no logits.
+    fn start_empty(&mut self) -> Result<Self::Sequence, BackendError>;
+
     /// Starts a sequence for these tokens. Returns it with the number of tokens that came from the prefix
     /// cache, at most all but the last. The rest must be prefilled.
     fn start(&mut self, tokens: &[u32]) -> Result<(Self::Sequence, usize), BackendError>;
@@ -95,6 +99,19 @@ pub trait Backend: Send + 'static {
         decoding: &mut [DecodeRow<'_, Self::Sequence>],
         chunks: &mut [PrefillChunk<'_, Self::Sequence>],
     ) -> Result<MixedOutput, BackendError>;
+
+    /// Maximum tokens of [`Backend::score`].
+    fn max_scored_tokens(&self) -> usize;
+
+    /// Prefills `tokens` and returns, for each of them, the one of `following` at the same index with its log
+    /// probability and the `top` most probable tokens. On an error the sequence does not advance.
+    fn score(
+        &mut self,
+        sequence: &mut Self::Sequence,
+        tokens: &[u32],
+        following: &[u32],
+        top: u32,
+    ) -> Result<Vec<Sampled>, BackendError>;
 
     /// Decodes up to `max_steps` tokens per row: one list per step, with one token per row, and at least one
     /// step. The step in which any row samples one of its stop tokens is the last. With a token mask in the

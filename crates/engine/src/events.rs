@@ -7,13 +7,14 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     task::{Context, Poll, ready},
+    time::Instant,
 };
 
-use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, error::SendError, unbounded_channel};
 
 use crate::RequestError;
 
-/// A completion token.
+/// A token with its log probability.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Token {
     /// Token id.
@@ -38,7 +39,7 @@ pub enum FinishReason {
 }
 
 /// Token counts of a request.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Usage {
     /// Tokens of the prompt.
     pub prompt_tokens: u32,
@@ -46,6 +47,13 @@ pub struct Usage {
     pub cached_tokens: u32,
     /// Tokens of the completion.
     pub completion_tokens: u32,
+    /// Energy of its steps in joules, shared with the other requests of each batch by rows; `None` if it was not
+    /// measured.
+    pub joules: Option<f64>,
+    /// Bytes of weights and KV cache that its decode-only steps read, shared with the other requests of each batch.
+    pub decode_bytes: u64,
+    /// Tokens of those steps.
+    pub decode_tokens: u32,
 }
 
 /// Progress of a request. `Finished` or `Failed` is the last event.
@@ -56,6 +64,9 @@ pub enum Event {
         /// Prompt tokens that came from the prefix cache.
         cached_tokens: u32,
     },
+    /// The next tokens of the prompt, from its second on, with their log probabilities. Sent before the first token
+    /// of the completion if [`Request::prompt_logprobs`](crate::Request::prompt_logprobs) is set.
+    PromptTokens(Vec<Token>),
     /// The next token of the completion.
     Token(Token),
     /// The completion is finished.
@@ -76,21 +87,50 @@ impl Event {
     }
 }
 
+/// Sends the events of one request, each with the time at which it was sent.
+#[derive(Clone, Debug)]
+pub struct EventSender(UnboundedSender<(Instant, Event)>);
+
+impl EventSender {
+    /// Sends an event. Fails if the stream was dropped.
+    pub fn send(&self, event: Event) -> Result<(), SendError<(Instant, Event)>> {
+        self.0.send((Instant::now(), event))
+    }
+
+    /// Whether the stream was dropped.
+    pub fn is_closed(&self) -> bool {
+        self.0.is_closed()
+    }
+
+    /// Waits until the stream is dropped.
+    pub async fn closed(&self) {
+        self.0.closed().await;
+    }
+}
+
 /// The events of one request, as they happen. The last one is [`Event::Finished`] or [`Event::Failed`].
 ///
 /// Dropping the stream cancels the request: its pages are free before the next step.
 #[derive(Debug)]
 pub struct EventStream {
-    events: UnboundedReceiver<Event>,
+    events: UnboundedReceiver<(Instant, Event)>,
     finish_early: Arc<AtomicBool>,
+    sent_at: Instant,
     ended: bool,
 }
 
 impl EventStream {
-    /// `finish_early` is shared with the engine, to distinguish a stream dropped after enough tokens from a
-    /// cancelled one.
-    pub(crate) fn new(events: UnboundedReceiver<Event>, finish_early: Arc<AtomicBool>) -> Self {
-        Self { events, finish_early, ended: false }
+    /// A stream and its sender. `finish_early` is shared with the engine, to distinguish a stream dropped
+    /// after enough tokens from a cancelled one.
+    pub(crate) fn new(finish_early: Arc<AtomicBool>) -> (EventSender, Self) {
+        let (sender, events) = unbounded_channel();
+        (EventSender(sender), Self { events, finish_early, sent_at: Instant::now(), ended: false })
+    }
+
+    /// When the engine sent the last event that was received; before the first, when the request was
+    /// submitted. Unlike the time of receipt, it does not depend on how fast the events are consumed.
+    pub fn sent_at(&self) -> Instant {
+        self.sent_at
     }
 
     /// Counts the request as finished rather than cancelled when this stream is dropped. For clients that end
@@ -122,14 +162,14 @@ impl EventStream {
         Some(self.received(event))
     }
 
-    fn received(&mut self, event: Option<Event>) -> Event {
+    fn received(&mut self, event: Option<(Instant, Event)>) -> Event {
         // The engine sends every stream a last event. A channel closed without one means that its thread has
         // panicked.
-        let event = event.unwrap_or_else(|| {
-            Event::Failed(RequestError::Internal(
-                "the engine thread has ended unexpectedly: this is a bug; please report it".into(),
-            ))
+        let (sent_at, event) = event.unwrap_or_else(|| {
+            let text = "the engine thread has ended unexpectedly: this is a bug; please report it";
+            (Instant::now(), Event::Failed(RequestError::Internal(text.into())))
         });
+        self.sent_at = sent_at;
         self.ended = event.is_last();
         event
     }

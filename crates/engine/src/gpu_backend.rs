@@ -101,6 +101,10 @@ impl Backend for GpuBackend {
         self.runner.as_ref().map_or(0, |runner| runner.cache().shared_pages(tokens))
     }
 
+    fn start_empty(&mut self) -> Result<Sequence, BackendError> {
+        Ok(self.runner()?.start()?)
+    }
+
     fn start(&mut self, tokens: &[u32]) -> Result<(Sequence, usize), BackendError> {
         let sequence = self.runner()?.start_with(tokens)?;
         let cached = sequence.len() as usize;
@@ -154,6 +158,26 @@ impl Backend for GpuBackend {
         }
         self.trim_after_recording();
         Ok(steps?)
+    }
+
+    fn max_scored_tokens(&self) -> usize {
+        self.runner.as_ref().map_or(1, Runner::max_scored_rows)
+    }
+
+    fn score(
+        &mut self,
+        sequence: &mut Sequence,
+        tokens: &[u32],
+        following: &[u32],
+        top: u32,
+    ) -> Result<Vec<Sampled>, BackendError> {
+        let runner = self.runner()?;
+        let scored = runner.score_chunk(sequence, tokens, following, top);
+        if scored.is_err() {
+            free_unused_pages(runner, sequence);
+        }
+        self.trim_after_recording();
+        Ok(scored?)
     }
 
     fn reset_token_counts(

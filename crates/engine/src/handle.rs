@@ -7,7 +7,8 @@ use std::{
 };
 
 use crate::{
-    Backend, Capacity, EventStream, Options, Request, Status, SubmitError, inbox::Shared, schedule::Scheduler,
+    Backend, Capacity, EventStream, Options, PowerMeter, RecentStats, Request, Status, SubmitError,
+    inbox::Shared, schedule::Scheduler,
 };
 
 /// Replaces drain timeouts that [`Instant`] cannot represent.
@@ -40,8 +41,17 @@ pub struct Engine {
 impl Engine {
     /// Starts the engine thread, which owns the backend.
     pub fn start<B: Backend>(backend: B, options: Options) -> std::io::Result<Self> {
+        Self::start_metered(backend, options, None)
+    }
+
+    /// Starts the engine thread with a power meter, which measures the energy of requests.
+    pub fn start_metered<B: Backend>(
+        backend: B,
+        options: Options,
+        power: Option<PowerMeter>,
+    ) -> std::io::Result<Self> {
         let shared = Arc::new(Shared::new(backend.capacity(), options));
-        let scheduler = Scheduler::new(backend, shared.clone());
+        let scheduler = Scheduler::new(backend, shared.clone(), power);
         let guard = ThreadGuard(shared.clone());
         thread::Builder::new().name("engine".into()).spawn(move || {
             let _guard = guard;
@@ -69,6 +79,11 @@ impl Engine {
     /// Current state and counters.
     pub fn status(&self) -> Status {
         self.shared().status()
+    }
+
+    /// Token rates and latencies of the last seconds.
+    pub fn recent(&self) -> RecentStats {
+        self.shared().recent()
     }
 
     /// Whether the device still executes work, tested after the current step. Detects a device that was lost

@@ -5,9 +5,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::sync::{mpsc::unbounded_channel, oneshot};
+use tokio::sync::oneshot;
 
-use crate::{Capacity, EventStream, Options, Request, Status, SubmitError, job::Job};
+use crate::{
+    Capacity, EventStream, Options, RecentStats, Request, Status, SubmitError, job::Job,
+    recent::RecentHistory,
+};
 
 /// Bounds of `retry_after`: retrying more than once per second only adds load, and after a minute the
 /// estimate is stale.
@@ -29,6 +32,7 @@ pub(crate) struct Inbox {
     /// Callers of [`Engine::probe`](crate::Engine::probe).
     pub probes: Vec<oneshot::Sender<()>>,
     pub status: Status,
+    pub history: RecentHistory,
     /// Set when draining: the time at which unfinished requests fail.
     pub closing: Option<Instant>,
     /// The engine thread has ended.
@@ -43,6 +47,7 @@ impl Shared {
             arrived: vec![],
             probes: vec![],
             status: Status::default(),
+            history: RecentHistory::new(Instant::now()),
             closing: None,
             thread_ended: false,
             submitted: 0,
@@ -83,14 +88,14 @@ impl Shared {
             inbox.rejected += 1;
             return Err(error);
         }
-        let (events, receiver) = unbounded_channel();
         let finish_early = Arc::default();
-        let job = Job::new(inbox.submitted, request, events, Arc::clone(&finish_early));
+        let (events, stream) = EventStream::new(Arc::clone(&finish_early));
+        let job = Job::new(inbox.submitted, request, events, finish_early);
         inbox.submitted += 1;
         inbox.arrived.push(job);
         drop(inbox);
         self.changed.notify_all();
-        Ok(EventStream::new(receiver, finish_early))
+        Ok(stream)
     }
 
     /// The error that [`submit`](Self::submit) would return now for any request. Counts as a rejection.
@@ -121,6 +126,10 @@ impl Shared {
         let waiting = inbox.status.waiting + inbox.arrived.len();
         let draining = inbox.closing.is_some() || inbox.thread_ended;
         Status { waiting, draining, rejected: inbox.rejected, ..inbox.status.clone() }
+    }
+
+    pub fn recent(&self) -> RecentStats {
+        self.inbox().history.recent(Instant::now())
     }
 
     /// Requests a device probe. The channel is closed without a message if the device does not respond.

@@ -8,17 +8,19 @@ use std::{
     time::Instant,
 };
 
-use model::{Sampled, Sampling};
-use tokio::sync::mpsc::UnboundedSender;
+use model::{Sampled, Sampling, pages::min_copied};
 
-use crate::{DecodeRow, Event, FinishReason, Request, RequestError, Token, Usage};
+use crate::{
+    DecodeRow, Event, EventSender, FinishReason, Request, RequestError, RequestState, RequestStatus, Token,
+    Usage, energy::Joules,
+};
 
 /// A submitted request: waiting, prefilling or decoding. It keeps its generated tokens when it is preempted.
 pub(crate) struct Job {
     /// Submission order. Identifies the request in the logs of steps.
     pub id: u64,
     pub request: Request,
-    pub events: UnboundedSender<Event>,
+    pub events: EventSender,
     /// Set by [`EventStream::finish_early`](crate::EventStream::finish_early).
     finish_early: Arc<AtomicBool>,
     pub submitted_at: Instant,
@@ -27,11 +29,21 @@ pub(crate) struct Job {
     /// Prompt tokens from the prefix cache, at the first admission.
     pub cached_tokens: u32,
     pub generated: Vec<u32>,
+    /// Prompt tokens whose log probabilities were sent; they follow the first.
+    scored: usize,
     /// Tokens that the grammar allows next, one bit per token; up to date if `mask_valid`.
     mask: Vec<u32>,
     mask_valid: bool,
     /// When the last token was sent; before the first, when the request was submitted.
     pub last_token_at: Instant,
+    /// Energy of its steps.
+    pub joules: Joules,
+    /// Its share of the bytes that decode steps read.
+    pub decode_bytes: u64,
+    /// Tokens of those steps.
+    pub decode_tokens: u32,
+    /// When the first token was sent.
+    pub first_token_at: Option<Instant>,
 }
 
 /// How a request ends.
@@ -42,12 +54,7 @@ pub(crate) enum Outcome {
 }
 
 impl Job {
-    pub fn new(
-        id: u64,
-        request: Request,
-        events: UnboundedSender<Event>,
-        finish_early: Arc<AtomicBool>,
-    ) -> Self {
+    pub fn new(id: u64, request: Request, events: EventSender, finish_early: Arc<AtomicBool>) -> Self {
         let now = Instant::now();
         Self {
             id,
@@ -58,9 +65,14 @@ impl Job {
             started: false,
             cached_tokens: 0,
             generated: vec![],
+            scored: 0,
             mask: vec![],
             mask_valid: false,
             last_token_at: now,
+            joules: Joules::default(),
+            decode_bytes: 0,
+            decode_tokens: 0,
+            first_token_at: None,
         }
     }
 
@@ -108,6 +120,8 @@ impl Job {
         {
             return Some(Outcome::Failed(RequestError::Grammar(text)));
         }
+        // Requests without a mask decode in runs.
+        self.request.grammar.take_if(|grammar| grammar.is_lifted());
         self.generated.push(sampled.token);
         let Sampled { token: id, logprob, top } = sampled;
         if self.events.send(Event::Token(Token { id, logprob, top })).is_err() {
@@ -121,6 +135,26 @@ impl Job {
         }
         (self.sequence_len() >= context_length as usize)
             .then_some(Outcome::Finished(FinishReason::ContextLength))
+    }
+
+    /// Number of most probable tokens to report with each prompt token, if log probabilities of the prompt are still
+    /// to be sent.
+    pub fn to_score(&self) -> Option<u32> {
+        self.request.prompt_logprobs.filter(|_| self.generated.is_empty())
+    }
+
+    /// Sends the log probabilities of the prompt tokens that follow the first `prefilled`, but for those that were sent
+    /// before a preemption.
+    pub fn push_prompt_tokens(&mut self, prefilled: usize, scored: Vec<Sampled>) {
+        let end = prefilled + scored.len();
+        let token = |Sampled { token: id, logprob, top }| Token { id, logprob, top };
+        let new: Vec<Token> =
+            scored.into_iter().skip(self.scored.saturating_sub(prefilled)).map(token).collect();
+        if !new.is_empty() {
+            self.scored = end;
+            // A dropped stream is noticed in the next round.
+            let _ = self.events.send(Event::PromptTokens(new));
+        }
     }
 
     /// Computes the token mask of the next position, if there is a grammar and the mask is not up to date.
@@ -148,7 +182,25 @@ impl Job {
 
     /// Tokens that may still be generated before `max_tokens` is reached.
     pub fn remaining_tokens(&self) -> usize {
-        (self.request.max_tokens.get() as usize).saturating_sub(self.generated.len())
+        (self.request.max_tokens as usize).saturating_sub(self.generated.len())
+    }
+
+    /// What monitors see of the request. `sequence_tokens` is the length of its sequence.
+    pub fn status(&self, state: RequestState, sequence_tokens: usize) -> RequestStatus {
+        let decoding =
+            self.first_token_at.map(|first| self.last_token_at.duration_since(first).as_secs_f64());
+        let after_first = self.generated.len().saturating_sub(1);
+        RequestStatus {
+            name: self.request.name.clone(),
+            state,
+            prompt_tokens: self.request.prompt.len() as u32,
+            cached_tokens: self.cached_tokens,
+            sequence_tokens: sequence_tokens as u32,
+            generated_tokens: self.generated.len() as u32,
+            max_tokens: self.request.max_tokens,
+            submitted_at: self.submitted_at,
+            tokens_per_second: decoding.filter(|time| *time > 0.0).map(|time| after_first as f64 / time),
+        }
     }
 
     pub fn usage(&self) -> Usage {
@@ -156,6 +208,9 @@ impl Job {
             prompt_tokens: self.request.prompt.len() as u32,
             cached_tokens: self.cached_tokens,
             completion_tokens: self.generated.len() as u32,
+            joules: self.joules.get(),
+            decode_bytes: self.decode_bytes,
+            decode_tokens: self.decode_tokens,
         }
     }
 
@@ -185,12 +240,14 @@ impl<S> Prefilling<S> {
         (self.tokens.len() as u32).div_ceil(page_size) - (self.prefilled as u32).div_ceil(page_size)
     }
 
-    /// Whether `tokens` starts with full pages that this prefill will compute in a later step and put in the
-    /// prefix cache.
+    /// Whether this prefill will compute, in a later step, what is worth waiting for: full pages that `tokens` starts
+    /// with, or all of them but the last, as in further answers to the same prompt.
     pub fn will_share(&self, tokens: &[u32], page_size: usize) -> bool {
         let common = self.tokens.iter().zip(tokens).take_while(|(own, other)| own == other).count();
         // The last token is always prefilled, for its logits.
-        common.min(tokens.len() - 1) / page_size * page_size > self.prefilled
+        let rest = tokens.len() - 1;
+        let all = common >= rest && rest % page_size >= min_copied(page_size);
+        common.min(rest) / page_size * page_size > self.prefilled || all && rest > self.prefilled
     }
 }
 

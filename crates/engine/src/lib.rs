@@ -13,7 +13,9 @@
 //! | `inbox` | state shared by the handles and the engine thread |
 //! | `schedule` | the engine thread: admission, steps, preemption, recovery of a lost device |
 //! | `backend`, `gpu_backend` | [`Backend`]: the interface to a model; [`GpuBackend`] runs a `model::Runner` |
-//! | `status` | [`Status`]: counters and latencies for metrics |
+//! | `status` | [`Status`]: counters and latencies for metrics, and the running requests |
+//! | `recent` | [`RecentStats`]: token rates and percentiles of latencies, for monitors |
+//! | `energy` | energy of steps, by the power that a [`PowerMeter`] reads |
 //! | `testing` | `MockBackend`: a backend without a GPU that checks every call (feature `testing`) |
 //!
 //! One thread owns the backend and is the only one that waits for the GPU. Handles pass requests to it
@@ -33,6 +35,7 @@
 //! while let Some(event) = events.blocking_next() {
 //!     match event {
 //!         Event::Started { cached_tokens } => println!("{cached_tokens} prompt tokens cached"),
+//!         Event::PromptTokens(_) => unreachable!("not requested"),
 //!         Event::Token(token) => println!("token {} with logprob {}", token.id, token.logprob),
 //!         Event::Finished { reason, usage } => println!("{reason:?}, {usage:?}"),
 //!         Event::Failed(error) => return Err(error.into()),
@@ -46,6 +49,7 @@
 //! docs/engine.md describes the design.
 
 mod backend;
+mod energy;
 mod error;
 mod events;
 mod gpu_backend;
@@ -53,6 +57,7 @@ mod handle;
 mod inbox;
 mod job;
 mod options;
+mod recent;
 mod request;
 mod schedule;
 mod status;
@@ -62,12 +67,14 @@ pub mod testing;
 mod tests;
 
 pub use backend::{Backend, BackendError, Capacity};
+pub use energy::{PowerMeter, StepEnergy};
 pub use error::{RequestError, SubmitError};
-pub use events::{Event, EventStream, FinishReason, Token, Usage};
+pub use events::{Event, EventSender, EventStream, FinishReason, Token, Usage};
 pub use gpu_backend::GpuBackend;
 pub use handle::Engine;
 pub use model::{DecodeRow, MixedOutput, PrefillChunk, Sampled, Sampling};
 pub use options::Options;
+pub use recent::{Percentiles, RecentStats};
 pub use request::Request;
-pub use status::{Histogram, MemoryTraffic, Pages, Status};
+pub use status::{Histogram, MemoryTraffic, Pages, RequestState, RequestStatus, Status};
 pub use text::TokenConstraint;

@@ -1,6 +1,6 @@
 //! Generation requests.
 
-use std::{num::NonZeroU32, time::Instant};
+use std::{num::NonZeroU32, sync::Arc, time::Instant};
 
 use model::Sampling;
 use text::TokenConstraint;
@@ -13,8 +13,11 @@ use crate::{Capacity, SubmitError};
 pub struct Request {
     /// Prompt tokens; at least one.
     pub prompt: Vec<u32>,
-    /// Maximum number of completion tokens.
-    pub max_tokens: NonZeroU32,
+    /// Maximum number of completion tokens; 0 only with `prompt_logprobs`.
+    pub max_tokens: u32,
+    /// Report the log probability of every prompt token but the first, with this many of the most probable tokens at
+    /// its position.
+    pub prompt_logprobs: Option<u32>,
     /// Sampling parameters.
     pub sampling: Sampling,
     /// Tokens that end the completion. They are not part of it.
@@ -25,21 +28,25 @@ pub struct Request {
     /// The request fails with [`RequestError::DeadlineExceeded`](crate::RequestError::DeadlineExceeded) at
     /// this time, queued or running.
     pub deadline: Option<Instant>,
+    /// Name of the request in [`Status::requests`](crate::Status::requests), such as the id that its client got.
+    pub name: Arc<str>,
     /// Parent of the request's log events: `admitted`, `first token`, `preempted`, `finished`, `cancelled`,
     /// `failed`. The server sets the span of the HTTP request, which carries the `request_id`.
     pub span: Span,
 }
 
 impl Request {
-    /// A request with greedy sampling, no stop tokens, no grammar, no deadline and no span.
+    /// A request with greedy sampling, no stop tokens, no grammar, no deadline, no name and no span.
     pub fn new(prompt: Vec<u32>, max_tokens: NonZeroU32) -> Self {
         Self {
             prompt,
-            max_tokens,
+            max_tokens: max_tokens.get(),
+            prompt_logprobs: None,
             sampling: Sampling::default(),
             stop_token_ids: vec![],
             grammar: None,
             deadline: None,
+            name: Arc::default(),
             span: Span::none(),
         }
     }
@@ -57,6 +64,11 @@ impl Request {
         if self.prompt.len() > context_length as usize {
             return Err(SubmitError::PromptTooLong { tokens: self.prompt.len(), context_length });
         }
+        if self.max_tokens == 0 && self.prompt_logprobs.is_none() {
+            return Err(SubmitError::Invalid("max_tokens is 0: it must be at least 1".into()));
+        }
+        let prompt = Sampling { top: self.prompt_logprobs.unwrap_or(0), ..Sampling::default() };
+        prompt.check(vocab_size).map_err(|error| SubmitError::Invalid(error.to_string()))?;
         self.sampling.check(vocab_size).map_err(|error| SubmitError::Invalid(error.to_string()))
     }
 }

@@ -1,11 +1,13 @@
 //! The scheduler: the loop of the engine thread.
 //!
 //! Each round receives new requests, removes cancelled and expired ones, admits from the queue, and runs one
-//! step. [`steps`] assembles and runs the batch, [`preemption`] frees pages by recomputation, and
-//! [`recovery`] handles errors of the backend, a lost device among them.
+//! step. [`steps`] assembles and runs the batch, [`score`] reports log probabilities of prompts,
+//! [`preemption`] frees pages by recomputation, and [`recovery`] handles errors of the backend, a lost device
+//! among them.
 
 mod preemption;
 mod recovery;
+mod score;
 mod steps;
 
 use std::{
@@ -15,12 +17,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::sync::{mpsc::UnboundedSender, oneshot};
+use tokio::sync::oneshot;
 
 use crate::{
-    Backend, BackendError, Capacity, Event, Pages, RequestError, Status,
+    Backend, BackendError, Capacity, Event, EventSender, Pages, PowerMeter, RequestError, RequestState,
+    RequestStatus, Status,
+    energy::Joules,
     inbox::Shared,
     job::{Decoding, Job, Outcome, Prefilling},
+    recent::Sample,
 };
 use recovery::request_error;
 
@@ -29,8 +34,9 @@ const RECOVERY_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Owns the backend and all requests.
 ///
-/// FCFS: decoding requests are older than prefilling ones, which are older than queued ones; the youngest is
-/// preempted first. All three lists are in order of submission, oldest first.
+/// FCFS: requests are admitted in order of submission, and the youngest is preempted first. All lists are in order of
+/// submission, oldest first. Decoding requests are older than prefilling ones, except where scoring a prompt took its
+/// time.
 pub(crate) struct Scheduler<B: Backend> {
     backend: B,
     shared: Arc<Shared>,
@@ -39,10 +45,17 @@ pub(crate) struct Scheduler<B: Backend> {
     /// Pending calls of [`Engine::probe`](crate::Engine::probe).
     probes: Vec<oneshot::Sender<()>>,
     prefilling: Vec<Prefilling<B::Sequence>>,
+    /// Prefilling requests that report log probabilities of their prompts, with steps of their own.
+    scoring: Vec<Prefilling<B::Sequence>>,
     decoding: Vec<Decoding<B::Sequence>>,
     /// Last events of requests that have ended. They are sent after the status that counts them is published.
-    last_events: Vec<(UnboundedSender<Event>, Event)>,
+    last_events: Vec<(EventSender, Event)>,
     status: Status,
+    power: Option<PowerMeter>,
+    /// Energy of this round's steps.
+    joules: Joules,
+    /// What happened since the status was published.
+    samples: Vec<Sample>,
     /// Set by a preemption for lack of pages or memory: nothing is admitted until a running request ends, or
     /// the preempted request would be admitted and preempted again.
     admission_paused: bool,
@@ -57,16 +70,20 @@ pub(crate) struct Scheduler<B: Backend> {
 }
 
 impl<B: Backend> Scheduler<B> {
-    pub fn new(backend: B, shared: Arc<Shared>) -> Self {
+    pub fn new(backend: B, shared: Arc<Shared>, power: Option<PowerMeter>) -> Self {
         let mut scheduler = Self {
             backend,
             shared,
             queue: VecDeque::new(),
             probes: vec![],
             prefilling: vec![],
+            scoring: vec![],
             decoding: vec![],
             last_events: vec![],
             status: Status::default(),
+            power,
+            joules: Joules::default(),
+            samples: vec![],
             admission_paused: false,
             decode_runs: 0,
             next_to_skip: 0,
@@ -118,6 +135,8 @@ impl<B: Backend> Scheduler<B> {
 
     /// One iteration: remove abandoned requests, recover a lost device, answer probes, admit, step, publish.
     pub fn round(&mut self) {
+        let generated = self.status.generation_tokens;
+        self.joules = Joules::default();
         self.remove_abandoned();
         if self.device_lost {
             self.recover_device();
@@ -128,6 +147,10 @@ impl<B: Backend> Scheduler<B> {
             self.update_masks();
             self.step();
         }
+        if !self.device_lost {
+            self.score_step();
+        }
+        self.status.energy.record(self.joules, self.status.generation_tokens - generated);
         self.publish();
     }
 
@@ -152,9 +175,16 @@ impl<B: Backend> Scheduler<B> {
         }
     }
 
+    /// The energy of a step that began at `start` and has just ended.
+    fn step_energy(&mut self, start: Instant) -> Joules {
+        let joules = Joules::of_step(self.power.as_ref(), start.elapsed());
+        self.joules.add(joules);
+        joules
+    }
+
     /// Number of requests that hold a sequence.
     fn running(&self) -> usize {
-        self.prefilling.len() + self.decoding.len()
+        self.prefilling.len() + self.scoring.len() + self.decoding.len()
     }
 
     /// Ends requests that were cancelled or are past their deadline. Their pages are free before the next
@@ -170,6 +200,12 @@ impl<B: Backend> Scheduler<B> {
         for prefilling in mem::take(&mut self.prefilling) {
             let outcome = prefilling.job.abandoned(now);
             self.keep_prefilling(prefilling, outcome);
+        }
+        for scoring in mem::take(&mut self.scoring) {
+            match scoring.job.abandoned(now) {
+                None => self.scoring.push(scoring),
+                outcome => self.keep_prefilling(scoring, outcome),
+            }
         }
         for decoding in mem::take(&mut self.decoding) {
             let outcome = decoding.job.abandoned(now);
@@ -217,8 +253,11 @@ impl<B: Backend> Scheduler<B> {
         let Some(job) = self.queue.front() else { return false };
         let tokens = job.prefill_tokens();
         let Capacity { page_size, prefix_cache, .. } = self.shared.capacity;
-        // A prefix that is being prefilled now can be shared a step later instead of being computed twice.
-        if prefix_cache
+        let scores = job.to_score().is_some();
+        // A prefix that is being prefilled now can be shared a step later instead of being computed twice. A prompt to
+        // score shares nothing.
+        let shares = prefix_cache && !scores;
+        if shares
             && self.prefilling.iter().any(|prefilling| prefilling.will_share(&tokens, page_size as usize))
         {
             return false;
@@ -227,16 +266,20 @@ impl<B: Backend> Scheduler<B> {
         // request for the tokens decoded next, or this one might be preempted at once. A request alone always
         // fits.
         let decode_pages = if alone { 0 } else { self.running() as u32 + 1 };
-        let prefill_pages: u32 =
-            self.prefilling.iter().map(|prefilling| prefilling.remaining_pages(page_size)).sum();
+        let prefilling = self.prefilling.iter().chain(&self.scoring);
+        let prefill_pages: u32 = prefilling.map(|prefilling| prefilling.remaining_pages(page_size)).sum();
         let needed = (job.sequence_len() as u32).div_ceil(page_size) + decode_pages + prefill_pages;
         let free = self.backend.free_pages();
-        if needed > free && needed > free + self.backend.shared_pages(&tokens) {
+        if needed > free && (!shares || needed > free + self.backend.shared_pages(&tokens)) {
             return false;
         }
         self.admission_paused = false;
         let Some(mut job) = self.queue.pop_front() else { return false };
-        match self.backend.start(&tokens) {
+        let started = match scores {
+            true => self.backend.start_empty().map(|sequence| (sequence, 0)),
+            false => self.backend.start(&tokens),
+        };
+        match started {
             Ok((sequence, cached)) => {
                 self.status.cached_tokens += cached as u64;
                 self.status.sequences_started += 1;
@@ -254,7 +297,8 @@ impl<B: Backend> Scheduler<B> {
                     // A dropped stream is noticed in the next round.
                     let _ = job.events.send(Event::Started { cached_tokens: job.cached_tokens });
                 }
-                self.prefilling.push(Prefilling { job, sequence, tokens, prefilled: cached });
+                let list = if scores { &mut self.scoring } else { &mut self.prefilling };
+                list.push(Prefilling { job, sequence, tokens, prefilled: cached });
                 return true;
             }
             Err(error) if error.is_resource_exhausted() && !alone => {
@@ -286,7 +330,10 @@ impl<B: Backend> Scheduler<B> {
     /// Returns a request to `decoding`, or ends it and frees its pages.
     fn keep_decoding(&mut self, decoding: Decoding<B::Sequence>, outcome: Option<Outcome>) {
         match outcome {
-            None => self.decoding.push(decoding),
+            None => {
+                let older = self.decoding.partition_point(|other| other.job.id < decoding.job.id);
+                self.decoding.insert(older, decoding);
+            }
             Some(outcome) => {
                 self.finish(decoding.job, outcome);
                 self.admission_paused = false;
@@ -318,6 +365,7 @@ impl<B: Backend> Scheduler<B> {
                 tracing::debug!(parent: span, request, completion_tokens, total_ms, ?reason, "finished");
                 self.status.finished += 1;
                 self.status.request_latency.record(latency, 1);
+                self.samples.push(Sample::RequestLatency(latency));
                 let usage = job.usage();
                 self.last_events.push((job.events, Event::Finished { reason, usage }));
             }
@@ -329,10 +377,23 @@ impl<B: Backend> Scheduler<B> {
         }
     }
 
+    /// The oldest requests.
+    fn request_statuses(&self) -> Vec<RequestStatus> {
+        let decoding = self
+            .decoding
+            .iter()
+            .map(|Decoding { job, .. }| job.status(RequestState::Decoding, job.sequence_len()));
+        let prefilling = self.prefilling.iter().chain(&self.scoring);
+        let prefilling = prefilling
+            .map(|prefilling| prefilling.job.status(RequestState::Prefilling, prefilling.prefilled));
+        let waiting = self.queue.iter().map(|job| job.status(RequestState::Waiting, 0));
+        decoding.chain(prefilling).chain(waiting).take(Status::MAX_REQUESTS).collect()
+    }
+
     /// Publishes the status to the handles, then sends the last events of requests that have ended.
     fn publish(&mut self) {
         self.status.waiting = self.queue.len();
-        self.status.prefilling = self.prefilling.len();
+        self.status.prefilling = self.prefilling.len() + self.scoring.len();
         self.status.decoding = self.decoding.len();
         self.status.device_lost = self.device_lost;
         self.status.pages = Pages {
@@ -340,7 +401,15 @@ impl<B: Backend> Scheduler<B> {
             cached: self.backend.cached_pages(),
             total: self.shared.capacity.pages,
         };
-        self.shared.inbox().status = self.status.clone();
+        self.status.requests = self.request_statuses();
+        let now = Instant::now();
+        // Cloned and dropped outside of the lock, which submissions wait for.
+        let status = self.status.clone();
+        let mut inbox = self.shared.inbox();
+        let previous = mem::replace(&mut inbox.status, status);
+        self.samples.drain(..).for_each(|sample| inbox.history.record(now, sample));
+        drop(inbox);
+        drop(previous);
         for (events, event) in self.last_events.drain(..) {
             // The stream may have been dropped.
             let _ = events.send(event);

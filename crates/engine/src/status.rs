@@ -1,6 +1,11 @@
 //! Engine state and counters, for metrics and health checks.
 
-use std::time::Duration;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use crate::StepEnergy;
 
 /// Snapshot of the engine after its last step. Counters start at zero and only grow.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -15,6 +20,8 @@ pub struct Status {
     pub pages: Pages,
     /// Whether the engine is shutting down and rejects new requests.
     pub draining: bool,
+    /// The oldest requests, at most [`Status::MAX_REQUESTS`]: decoding, then prefilling, then waiting ones.
+    pub requests: Vec<RequestStatus>,
     /// Tokens prefilled. Tokens recomputed after a preemption count again.
     pub prompt_tokens: u64,
     /// Tokens taken from the prefix cache instead of being prefilled. Readmissions after a preemption count
@@ -30,6 +37,8 @@ pub struct Status {
     pub last_step_rows: u64,
     /// Memory traffic of decode-only steps.
     pub memory_traffic: MemoryTraffic,
+    /// Energy of steps.
+    pub energy: StepEnergy,
     /// Sequences started. Readmissions after a preemption count again.
     pub sequences_started: u64,
     /// Sequences that started with at least one token from the prefix cache.
@@ -58,6 +67,45 @@ pub struct Status {
     pub request_latency: Histogram,
 }
 
+impl Status {
+    /// Maximum length of [`Status::requests`].
+    pub const MAX_REQUESTS: usize = 64;
+}
+
+/// What a request is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RequestState {
+    /// In the queue, also after a preemption.
+    Waiting,
+    /// Its prompt runs through the model.
+    Prefilling,
+    /// It generates tokens.
+    Decoding,
+}
+
+/// A submitted request, without its content.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RequestStatus {
+    /// [`Request::name`](crate::Request::name).
+    pub name: Arc<str>,
+    /// What it is doing.
+    pub state: RequestState,
+    /// Tokens of the prompt.
+    pub prompt_tokens: u32,
+    /// Prompt tokens from the prefix cache, at the first admission.
+    pub cached_tokens: u32,
+    /// Tokens that its sequence holds.
+    pub sequence_tokens: u32,
+    /// Tokens generated.
+    pub generated_tokens: u32,
+    /// Maximum number of completion tokens.
+    pub max_tokens: u32,
+    /// When it was submitted.
+    pub submitted_at: Instant,
+    /// Tokens per second from the first token to the last; `None` before the second one.
+    pub tokens_per_second: Option<f64>,
+}
+
 /// Page counts of the KV cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pages {
@@ -78,6 +126,8 @@ pub struct MemoryTraffic {
     pub bytes: u64,
     /// Total time of those steps, measured on the host.
     pub time: Duration,
+    /// Tokens that those steps generated.
+    pub tokens: u64,
     /// Exponentially decayed bytes and seconds, for the recent bandwidth.
     recent: (f64, f64),
 }
@@ -86,12 +136,18 @@ impl MemoryTraffic {
     /// Time constant of the recent bandwidth, in seconds of decode-only steps: a sample this old weighs 1/e.
     const DECAY_SECONDS: f64 = 10.0;
 
-    pub(crate) fn record(&mut self, bytes: u64, time: Duration) {
+    pub(crate) fn record(&mut self, bytes: u64, time: Duration, tokens: u64) {
         self.bytes += bytes;
         self.time += time;
+        self.tokens += tokens;
         let seconds = time.as_secs_f64();
         let decay = (-seconds / Self::DECAY_SECONDS).exp();
         self.recent = (self.recent.0 * decay + bytes as f64, self.recent.1 * decay + seconds);
+    }
+
+    /// Bytes per generated token; `None` before the first decode-only step.
+    pub fn bytes_per_token(&self) -> Option<f64> {
+        (self.tokens > 0).then(|| self.bytes as f64 / self.tokens as f64)
     }
 
     /// Recent bandwidth in bytes per second of decode time; `None` before the first decode-only step.
@@ -156,9 +212,9 @@ mod tests {
     fn recent_bandwidth_forgets_old_samples() {
         let mut traffic = MemoryTraffic::default();
         assert_eq!(traffic.bytes_per_second(), None);
-        traffic.record(500, Duration::from_secs(1));
+        traffic.record(500, Duration::from_secs(1), 1);
         assert_eq!(traffic.bytes_per_second(), Some(500.0));
-        (0..1000).for_each(|_| traffic.record(10, Duration::from_millis(100)));
+        (0..1000).for_each(|_| traffic.record(10, Duration::from_millis(100), 1));
         let recent = traffic.bytes_per_second().unwrap();
         assert!((100.0..100.1).contains(&recent), "{recent}");
         assert_eq!((traffic.bytes, traffic.time), (10_500, Duration::from_secs(101)));

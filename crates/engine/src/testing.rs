@@ -19,11 +19,10 @@ use std::{
 };
 
 use model::pages::PageKind;
-use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
 use crate::{
-    Backend, BackendError, Capacity, DecodeRow, Event, EventStream, FinishReason, MixedOutput, PrefillChunk,
-    Request, Sampled, Sampling,
+    Backend, BackendError, Capacity, DecodeRow, EventSender, EventStream, FinishReason, MixedOutput,
+    PrefillChunk, Request, Sampled, Sampling,
 };
 
 use device::{Device, FNV_OFFSET, SharedDevice, fnv, locked};
@@ -33,9 +32,8 @@ pub use every_nth::EveryNth;
 
 /// A stream and the sender that feeds it, for tests of code that consumes streams. The sender is closed when
 /// the stream is dropped.
-pub fn event_stream() -> (UnboundedSender<Event>, EventStream) {
-    let (events, receiver) = unbounded_channel();
-    (events, EventStream::new(receiver, Arc::default()))
+pub fn event_stream() -> (EventSender, EventStream) {
+    EventStream::new(Arc::default())
 }
 
 /// Configuration of a [`MockBackend`].
@@ -58,7 +56,7 @@ pub struct MockOptions {
     pub step_delay: Duration,
     /// Steps with more sequences fail with [`BackendError::OutOfMemory`].
     pub max_sequences_per_step: usize,
-    /// Injected errors by call number, starting at 0. Counted are calls of `start`, `mixed`, `decode`,
+    /// Injected errors by call number, starting at 0. Counted are calls of `start`, `mixed`, `score`, `decode`,
     /// `reset_token_counts`, `probe` and `recover`.
     pub errors: BTreeMap<u64, BackendError>,
 }
@@ -158,6 +156,13 @@ impl MockOptions {
         (first..vocab_size).chain(0..first).find(allowed).expect("the mask allows a token")
     }
 
+    /// A token as the model reports it: its log probability is its id in negative thousandths.
+    fn sampled(&self, token: u32, top: u32) -> Sampled {
+        let logprob = |token: u32| -(token as f32) / 1000.0;
+        let top = (0..top.min(self.capacity.vocab_size)).map(|token| (token, logprob(token))).collect();
+        Sampled { token, logprob: logprob(token), top }
+    }
+
     /// The completion of a request that runs alone: its tokens and finish reason. Panics if its grammar
     /// fails.
     pub fn reference(&self, request: &Request) -> (Vec<u32>, FinishReason) {
@@ -165,6 +170,9 @@ impl MockOptions {
         let mut generated = vec![];
         let mut grammar = request.grammar.clone();
         let mut mask = vec![0; self.capacity.vocab_size.div_ceil(32) as usize];
+        if request.max_tokens == 0 {
+            return (generated, FinishReason::MaxTokens);
+        }
         loop {
             if let Some(grammar) = &mut grammar {
                 grammar.mask(&mut mask).expect("the grammar computes a mask");
@@ -181,7 +189,7 @@ impl MockOptions {
                     return (generated, FinishReason::Stop);
                 }
             }
-            if generated.len() == request.max_tokens.get() as usize {
+            if generated.len() == request.max_tokens as usize {
                 return (generated, FinishReason::MaxTokens);
             }
             if tokens.len() == self.capacity.context_length as usize {
@@ -245,9 +253,7 @@ impl MockBackend {
             "mask of the wrong length"
         );
         let token = self.options.next_allowed(&sequence.tokens, sampling.seed, mask);
-        let logprob = |token: u32| -(token as f32) / 1000.0;
-        let top = (0..sampling.top.min(vocab_size)).map(|token| (token, logprob(token))).collect();
-        Sampled { token, logprob: logprob(token), top }
+        self.options.sampled(token, sampling.top)
     }
 
     /// Allocates pages for this many steps of all rows. On an error nothing changes.
@@ -301,12 +307,22 @@ impl Backend for MockBackend {
         locked(&self.device).pages.shared_pages(tokens)
     }
 
+    fn start_empty(&mut self) -> Result<MockSequence, BackendError> {
+        self.call()?;
+        let mut device = locked(&self.device);
+        assert!(!device.lost, "sequence started on a lost device");
+        device.sequences += 1;
+        let held = device.pages.start().expect("no more than max_sequences sequences");
+        let generation = device.generation;
+        Ok(MockSequence { tokens: vec![], held, generation, device: self.device.clone() })
+    }
+
     fn start(&mut self, tokens: &[u32]) -> Result<(MockSequence, usize), BackendError> {
         self.call()?;
         let mut device = locked(&self.device);
         assert!(!device.lost, "sequence started on a lost device");
         device.sequences += 1;
-        let held = device.pages.start_with(tokens).expect("no more than max_sequences sequences");
+        let held = device.start_with(tokens);
         let cached = held.len() as usize;
         assert!(cached < tokens.len(), "the last token must be left to prefill");
         device.starts.push(Start { tokens: tokens.to_vec(), cached });
@@ -360,6 +376,32 @@ impl Backend for MockBackend {
             first_tokens.push(last.then(|| self.sample(sequence, sampling, *mask)));
         }
         Ok(MixedOutput { decoded, first_tokens })
+    }
+
+    fn max_scored_tokens(&self) -> usize {
+        self.options.prefill_chunk.min(5)
+    }
+
+    fn score(
+        &mut self,
+        sequence: &mut MockSequence,
+        tokens: &[u32],
+        following: &[u32],
+        top: u32,
+    ) -> Result<Vec<Sampled>, BackendError> {
+        assert!((1..=self.max_scored_tokens()).contains(&tokens.len()), "{} tokens to score", tokens.len());
+        assert_eq!(tokens.len(), following.len(), "every token is followed by one");
+        self.step(1)?;
+        if let Err(error) = sequence.extend(tokens.len()) {
+            sequence.truncate_pages();
+            return Err(error);
+        }
+        locked(&self.device)
+            .steps
+            .push(Step { decode_rows: 0, chunks: vec![(sequence.tokens.len(), tokens.to_vec())] });
+        sequence.append(tokens);
+        sequence.check();
+        Ok(following.iter().map(|token| self.options.sampled(*token, top)).collect())
     }
 
     fn decode(

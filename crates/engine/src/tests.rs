@@ -10,8 +10,8 @@ use std::{
 };
 
 use crate::{
-    BackendError, Engine, Event, EventStream, FinishReason, Options, Request, RequestError, Sampling, Status,
-    SubmitError,
+    BackendError, Engine, Event, EventStream, FinishReason, Options, Request, RequestError, RequestState,
+    RequestStatus, Sampling, Status, SubmitError, Usage,
     testing::{MockBackend, MockOptions},
 };
 
@@ -246,4 +246,62 @@ fn an_awaited_stream_yields_the_script_and_one_last_event() {
         "{events:?}"
     );
     assert_eq!(wait(stream.next()), None);
+}
+
+#[test]
+fn the_status_lists_requests_by_state_without_their_content() {
+    let mut options = slow();
+    options.capacity.max_sequences = 1;
+    let engine = start(options, 64);
+    let named = |name: &str| Request { name: name.into(), ..request(0, 250) };
+    let mut first = engine.submit(named("first")).unwrap();
+    wait_for_first_token(&mut first);
+    let second = engine.submit(named("second")).unwrap();
+    wait_until(&engine, |status| {
+        let [first, second] = &status.requests[..] else { return false };
+        first.tokens_per_second.is_some() && second.state == RequestState::Waiting
+    });
+    let requests = engine.status().requests;
+    let RequestStatus { name, state, prompt_tokens, generated_tokens, sequence_tokens, max_tokens, .. } =
+        &requests[0];
+    assert_eq!((&**name, *state, *prompt_tokens, *max_tokens), ("first", RequestState::Decoding, 3, 250));
+    assert!(*generated_tokens >= 2 && *sequence_tokens == 3 + generated_tokens - 1, "{requests:?}");
+    assert_eq!((&*requests[1].name, requests[1].generated_tokens), ("second", 0));
+    drop((first, second));
+    wait_until(&engine, |status| status.requests.is_empty());
+}
+
+#[test]
+fn recent_latencies_are_those_of_the_last_requests() {
+    let engine = start(slow(), 64);
+    assert_eq!(engine.recent().time_to_first_token, None);
+    collect(&mut engine.submit(request(0, 5)).unwrap());
+    let recent = engine.recent();
+    let shortest =
+        [recent.time_to_first_token, recent.inter_token_latency].map(|latency| latency.unwrap().p50);
+    assert!(shortest.into_iter().all(|latency| latency >= DELAY.mul_f64(0.99)), "{recent:?}");
+    let status = engine.status();
+    let mean = status.request_latency.mean().unwrap();
+    let error = recent.request_latency.unwrap().p99.as_secs_f64() / mean.as_secs_f64() - 1.0;
+    assert!(error.abs() < 0.01, "{recent:?} {mean:?}");
+}
+
+#[test]
+fn energy_of_steps_is_shared_among_their_requests() {
+    let watts = Box::new(|| Some(1000.0));
+    let engine = Engine::start_metered(MockBackend::new(slow()), Options::default(), Some(watts)).unwrap();
+    let mut streams: Vec<_> = (0..4).map(|first| engine.submit(request(first, 5)).unwrap()).collect();
+    let usages: Vec<Usage> = streams
+        .iter_mut()
+        .map(|stream| match collect(stream).1 {
+            Event::Finished { usage, .. } => usage,
+            last => panic!("{last:?}"),
+        })
+        .collect();
+    // At least 5 steps of 10 ms at 1 kW.
+    let sum: f64 = usages.iter().map(|usage| usage.joules.unwrap()).sum();
+    let energy = engine.status().energy;
+    assert!(energy.joules >= 49.0 && (sum / energy.joules - 1.0).abs() < 1e-9, "{usages:?} {energy:?}");
+    assert_eq!(energy.generation_tokens, 20);
+    assert!(usages.iter().all(|usage| usage.decode_bytes > 0));
 }

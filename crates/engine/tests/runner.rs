@@ -29,15 +29,15 @@ fn request(prompt: &[u32], max_tokens: u32, sampling: Sampling) -> Request {
     Request { sampling, ..Request::new(prompt.to_vec(), NonZeroU32::new(max_tokens).unwrap()) }
 }
 
-/// Five prompts of different lengths and sampling settings.
+/// Five prompts of different lengths and sampling settings, two of which report their log probabilities.
 fn requests(ids: &[u32]) -> [Request; 5] {
     let sampled = Sampling { temperature: 0.8, top_k: 20, seed: 7, ..Sampling::default() };
     let penalised = Sampling { repetition: 1.3, frequency: 0.5, ..Sampling::default() };
     [
         request(&ids[..12], 20, Sampling::default()),
-        request(&ids[3..30], 14, Sampling::default()),
+        Request { prompt_logprobs: Some(0), ..request(&ids[3..30], 14, Sampling::default()) },
         request(&ids[5..6], 24, sampled),
-        request(&ids[7..27], 16, penalised),
+        Request { prompt_logprobs: Some(2), ..request(&ids[7..27], 16, penalised) },
         request(ids, 9, Sampling::default()),
     ]
 }
@@ -47,7 +47,7 @@ fn alone(model: &Arc<Model>, limits: Limits, request: &Request) -> Vec<u32> {
     let mut runner = Runner::new(model.clone(), limits).unwrap();
     let mut sequence = runner.start().unwrap();
     let Request { prompt, max_tokens, sampling, stop_token_ids, .. } = request;
-    let max_tokens = max_tokens.get() as usize;
+    let max_tokens = *max_tokens as usize;
     let request = generate::Request { prompt, max_tokens, sampling, stop_token_ids };
     let on_event = |_| ControlFlow::Continue(());
     generate::generate(&mut runner, &mut sequence, &request, on_event).unwrap().tokens
@@ -58,7 +58,7 @@ fn collect(stream: &mut EventStream) -> (Vec<u32>, Event) {
     let mut tokens = vec![];
     loop {
         match stream.blocking_next().unwrap() {
-            Event::Started { .. } => {}
+            Event::Started { .. } | Event::PromptTokens(_) => {}
             Event::Token(token) => tokens.push(token.id),
             last => return (tokens, last),
         }
@@ -141,7 +141,7 @@ fn dropping_a_stream_frees_its_pages() {
     let mut stream = engine.submit(request(&fixture.ids, 400, Sampling::default())).unwrap();
     while !matches!(stream.blocking_next().unwrap(), Event::Token(_)) {}
     drop(stream);
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + Duration::from_secs(1800);
     while engine.status().cancelled == 0 {
         assert!(Instant::now() < deadline, "the request was not cancelled");
         std::thread::sleep(Duration::from_millis(1));

@@ -22,6 +22,29 @@ struct Inner {
     turnstile: Mutex<()>,
     backend: Mutex<GpuBackend>,
     capacity: Capacity,
+    heaps: HeapProbe,
+}
+
+/// Reads the heaps of the GPU that runs a model, without waiting for a step. Clones share it.
+///
+/// It follows the device when that is lost and reopened: an adapter of the lost device would keep its driver's
+/// threads, memory and files.
+#[derive(Clone)]
+pub struct HeapProbe(Arc<Mutex<Option<gpu::Adapter>>>);
+
+impl HeapProbe {
+    fn new(backend: &mut GpuBackend) -> Self {
+        Self(Arc::new(Mutex::new(adapter(backend))))
+    }
+
+    /// The heaps with their current budgets; none while a lost device is being reopened.
+    pub fn heaps(&self) -> Vec<gpu::Heap> {
+        lock(&self.0).as_ref().map_or(vec![], gpu::Adapter::heaps)
+    }
+}
+
+fn adapter(backend: &mut GpuBackend) -> Option<gpu::Adapter> {
+    Some(backend.runner().ok()?.model().device.adapter().clone())
 }
 
 /// The backend between two steps of the engine.
@@ -44,9 +67,13 @@ impl DerefMut for Exclusive<'_> {
 }
 
 impl SharedBackend {
-    pub fn new(backend: GpuBackend) -> Self {
-        let capacity = backend.capacity();
-        Self(Arc::new(Inner { turnstile: Mutex::new(()), backend: Mutex::new(backend), capacity }))
+    pub fn new(mut backend: GpuBackend) -> Self {
+        let (capacity, heaps) = (backend.capacity(), HeapProbe::new(&mut backend));
+        Self(Arc::new(Inner { turnstile: Mutex::new(()), backend: Mutex::new(backend), capacity, heaps }))
+    }
+
+    pub fn heap_probe(&self) -> &HeapProbe {
+        &self.0.heaps
     }
 
     /// Waits for the current step and delays the next one until the guard is dropped.
@@ -86,6 +113,10 @@ impl Backend for SharedBackend {
         self.for_step().shared_pages(tokens)
     }
 
+    fn start_empty(&mut self) -> Result<Sequence, BackendError> {
+        self.for_step().start_empty()
+    }
+
     fn start(&mut self, tokens: &[u32]) -> Result<(Sequence, usize), BackendError> {
         self.for_step().start(tokens)
     }
@@ -121,6 +152,20 @@ impl Backend for SharedBackend {
         self.for_step().mixed(decoding, chunks)
     }
 
+    fn max_scored_tokens(&self) -> usize {
+        self.for_step().max_scored_tokens()
+    }
+
+    fn score(
+        &mut self,
+        sequence: &mut Sequence,
+        tokens: &[u32],
+        following: &[u32],
+        top: u32,
+    ) -> Result<Vec<Sampled>, BackendError> {
+        self.for_step().score(sequence, tokens, following, top)
+    }
+
     fn decode(
         &mut self,
         batch: &mut [DecodeRow<'_, Sequence>],
@@ -143,6 +188,10 @@ impl Backend for SharedBackend {
     }
 
     fn recover(&mut self) -> Result<(), BackendError> {
-        self.for_step().recover()
+        *lock(&self.0.heaps.0) = None;
+        let mut backend = self.for_step();
+        backend.recover()?;
+        *lock(&self.0.heaps.0) = adapter(&mut backend);
+        Ok(())
     }
 }

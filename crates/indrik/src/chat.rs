@@ -123,6 +123,11 @@ impl Chat {
         self.messages.clear();
     }
 
+    /// Keeps the first `count` messages, for example to replace the last reply.
+    pub fn truncate(&mut self, count: usize) {
+        self.messages.truncate(count);
+    }
+
     /// Adds a message without requesting a reply, for example to restore a conversation.
     pub fn push(&mut self, message: Message) {
         self.messages.push(message);

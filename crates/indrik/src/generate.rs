@@ -290,6 +290,8 @@ impl Generation {
             };
             match event {
                 Event::Started { cached_tokens } => self.clock.cached = cached_tokens as usize,
+                // Not requested.
+                Event::PromptTokens(_) => {}
                 Event::Token(token) => self.push(token),
                 Event::Finished { reason, .. } => {
                     self.clock.sampled_stop_token = reason == engine::FinishReason::Stop && !self.constrained;

@@ -49,6 +49,7 @@ mod model;
 mod sampling;
 mod serve;
 
+pub use backend::HeapProbe;
 pub use chat::{Chat, ChatReply, Reply, ReplyEvent, ToolChoice};
 pub use device::DeviceSelector;
 pub use error::{Error, Result};
@@ -57,7 +58,7 @@ pub use generate::{
     Completion, FinishReason, GenerateOptions, Generation, GenerationEvent, Piece, Prompt, Timings,
 };
 pub use load::{LoadHooks, LoadProgress, LoadReport, Options, tune};
-pub use memory::{device_memory, memory_on};
+pub use memory::{amd_apu, device_memory, memory_on};
 pub use model::{Model, Preparation};
 pub use sampling::{random_seed, recommended_sampling};
 pub use serve::{bind, router, serve};

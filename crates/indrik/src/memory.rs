@@ -1,7 +1,7 @@
 //! Device memory as the placement planner sees it.
 
 use gpu::{AdapterInfo, AdapterKind};
-use telemetry::System;
+use telemetry::{AmdGpu, System};
 use weights::plan::{Gtt, HeapInfo, Margin, Memory};
 
 /// Available system memory that the plan leaves free for the staging ring, pipelines and other programs.
@@ -12,11 +12,16 @@ pub fn device_memory(info: &AdapterInfo) -> Memory {
     memory_on(&System::new(), info)
 }
 
+/// The kernel's view of an AMD APU's GPU; `None` for other devices.
+pub fn amd_apu(system: &System, info: &AdapterInfo) -> Option<AmdGpu> {
+    let is_apu = info.kind == AdapterKind::Integrated && info.vendor_id == u32::from(telemetry::VENDOR_AMD);
+    let is_same = |gpu: &AmdGpu| info.pci_address.is_none() || gpu.pci == info.pci_address;
+    system.amd_gpus().into_iter().find(|gpu| is_apu && is_same(gpu))
+}
+
 /// [`device_memory`] on another machine, such as a recorded one.
 pub fn memory_on(system: &System, info: &AdapterInfo) -> Memory {
-    let amd = system.amd_gpus().into_iter().next().filter(|_| {
-        info.kind == AdapterKind::Integrated && info.vendor_id == u32::from(telemetry::VENDOR_AMD)
-    });
+    let amd = amd_apu(system, info);
     let system_memory = system.memory();
     let gtt = amd
         .as_ref()

@@ -1,8 +1,11 @@
 //! A loaded model.
 
-use std::sync::{
-    Arc, OnceLock, PoisonError, RwLock,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    sync::{
+        Arc, OnceLock, PoisonError, RwLock,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
 };
 
 use engine::{Capacity, Engine, GpuBackend};
@@ -10,9 +13,15 @@ use model::{Runner, language::Language};
 
 use crate::{
     Chat, Error, GenerateOptions, Generation, LoadProgress, LoadReport, ModelFiles, Options, Prompt, Result,
-    backend::SharedBackend,
+    backend::{HeapProbe, SharedBackend},
     load::{PROGRESS_INTERVAL, SetOnDrop},
 };
+
+/// Interval between programs that are recorded ahead of their use while requests run.
+const BUSY_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Interval at which recording ahead looks whether the engine is idle.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A model in device memory, ready to run. Cheap to clone; clones share weights, KV cache and engine.
 ///
@@ -90,6 +99,11 @@ impl Model {
     /// Requests from all clones run in the same batch. If the device is lost, the engine reopens it, loads
     /// the model again and recomputes the requests in flight.
     pub fn engine(&self) -> Result<Engine> {
+        self.metered_engine(None)
+    }
+
+    /// The engine, with a power meter. The meter is ignored if the engine runs already.
+    pub fn metered_engine(&self, power: Option<engine::PowerMeter>) -> Result<Engine> {
         if let Some(engine) = &*self.0.engine.read().unwrap_or_else(PoisonError::into_inner) {
             return Ok(engine.clone());
         }
@@ -99,7 +113,7 @@ impl Model {
         }
         let options =
             engine::Options { queue_capacity: self.0.options.queue_capacity, ..engine::Options::default() };
-        let engine = Engine::start(self.0.backend.clone(), options)?;
+        let engine = Engine::start_metered(self.0.backend.clone(), options, power)?;
         Ok(slot.insert(engine).clone())
     }
 
@@ -138,20 +152,75 @@ impl Model {
         Ok(rows)
     }
 
+    /// Reads the heaps of the GPU, for as long as the model is loaded.
+    pub fn heap_probe(&self) -> HeapProbe {
+        self.0.backend.heap_probe().clone()
+    }
+
     /// Runs `work` on the runner between two engine steps, for scoring and for measurements.
     ///
-    /// Do not keep the runner's `Arc<model::Model>`: its memory could then not be freed after a lost device.
+    /// Do not keep the runner's `Arc<model::Model>`, its device or its adapter: they could then not be freed after the
+    /// device is lost.
     pub fn with_runner<T>(&self, work: impl FnOnce(&mut Runner) -> model::Result<T>) -> Result<T> {
         let mut backend = self.0.backend.exclusive();
         let runner = backend.runner().map_err(|_| Error::Request(engine::RequestError::DeviceLost))?;
         Ok(work(runner)?)
     }
 
-    /// Records the GPU programs that a server keeps reusing: decode steps of every batch size and prompts of
-    /// every length, both greedy and with the recommended sampling. Saves the pipeline cache.
-    pub fn prepare_serving(&self, progress: &(dyn Fn(LoadProgress<'_>) + Sync)) -> Result<Preparation> {
-        let samplings = [model::Sampling::default(), self.files().recommended_sampling()];
-        self.prepare_with(progress, |runner| runner.prepare_serving(&samplings))
+    /// Records the GPU programs of a server's first request, whatever its length, both greedy and with the recommended
+    /// sampling. Saves the pipeline cache. [`Model::prepare_ahead`] records the others that a server keeps reusing.
+    pub fn prepare_first_requests(
+        &self,
+        progress: &(dyn Fn(LoadProgress<'_>) + Sync),
+    ) -> Result<Preparation> {
+        let samplings = self.served_samplings();
+        self.prepare_with(progress, |runner| runner.prepare_first_requests(&samplings))
+    }
+
+    /// Records the other programs that a server keeps reusing, decode steps of every batch size and prompts beside
+    /// them, while requests run. Pipelines are compiled beside the steps; recording a program takes some
+    /// milliseconds (30 with a 27B) between two steps, once a second unless the engine is idle. Returns when all are there or `cancel` is set.
+    /// Saves the pipeline cache.
+    pub fn prepare_ahead(&self, cancel: &AtomicBool) -> Result<()> {
+        let samplings = self.served_samplings();
+        let engine = self.engine()?;
+        let mut recorded_at = Instant::now();
+        while !cancel.load(Ordering::Relaxed) {
+            let status = engine.status();
+            let busy = status.waiting + status.prefilling + status.decoding > 0;
+            if status.device_lost || busy && recorded_at.elapsed() < BUSY_INTERVAL {
+                std::thread::sleep(POLL_INTERVAL);
+                continue;
+            }
+            recorded_at = Instant::now();
+            match self.record_one_ahead(&samplings) {
+                Ok(true) => {}
+                Ok(false) => break,
+                // The engine reopens it, with no programs.
+                Err(Error::Request(engine::RequestError::DeviceLost)) => std::thread::sleep(POLL_INTERVAL),
+                Err(error) => return Err(error),
+            }
+        }
+        self.with_runner(|runner| {
+            runner.model().device.save_cache();
+            Ok(())
+        })
+    }
+
+    /// Records one program ahead of its use. Returns whether one was missing.
+    fn record_one_ahead(&self, samplings: &[model::Sampling]) -> Result<bool> {
+        let recorded = self.with_runner(|runner| {
+            let pipelines = runner.record_ahead(samplings)?;
+            Ok(pipelines.map(|pipelines| (runner.model().device.clone(), pipelines)))
+        })?;
+        let Some((device, pipelines)) = recorded else { return Ok(false) };
+        device.compile_in_background(&pipelines).map_err(model::Error::from)?;
+        self.with_runner(Runner::seal_ahead)?;
+        Ok(true)
+    }
+
+    fn served_samplings(&self) -> [model::Sampling; 2] {
+        [model::Sampling::default(), self.files().recommended_sampling()]
     }
 
     /// Records the GPU programs for a prompt of `prompt_tokens` tokens and its completion. Programs for prompts

@@ -1,5 +1,5 @@
 //! Preemption by recomputation: a preempted request frees its pages, keeps its generated tokens and returns
-//! to the front of the queue. When it is admitted again it recomputes its sequence, less the tokens that
+//! to its place in the queue. When it is admitted again it recomputes its sequence, less the tokens that
 //! the prefix cache still holds, and its stream continues without a repeated token.
 
 use std::fmt::Display;
@@ -22,7 +22,7 @@ impl<B: Backend> Scheduler<B> {
         }
     }
 
-    /// Preempts these prefilling requests, which are in order, and pauses admission. Returns whether there
+    /// Preempts these prefilling requests and pauses admission. Returns whether there
     /// are any.
     pub(super) fn preempt_prefilling(
         &mut self,
@@ -31,8 +31,7 @@ impl<B: Backend> Scheduler<B> {
     ) -> bool {
         let any = !prefilling.is_empty();
         self.admission_paused |= any;
-        // Youngest first, so that the queue stays in order.
-        prefilling.into_iter().rev().for_each(|prefilling| self.preempt(prefilling.job, reason));
+        prefilling.into_iter().for_each(|prefilling| self.preempt(prefilling.job, reason));
         any
     }
 
@@ -43,7 +42,7 @@ impl<B: Backend> Scheduler<B> {
         }
     }
 
-    /// Returns a request to the front of the queue. It holds no sequence any more.
+    /// Returns a request to the queue, before all younger ones. It holds no sequence any more.
     pub(super) fn preempt<R: Display + ?Sized>(&mut self, job: Job, reason: &R) {
         tracing::debug!(
             parent: &job.request.span,
@@ -53,13 +52,23 @@ impl<B: Backend> Scheduler<B> {
             "preempted"
         );
         self.status.preemptions += 1;
-        self.queue.push_front(job);
+        let older = self.queue.partition_point(|other| other.id < job.id);
+        self.queue.insert(older, job);
     }
 
     /// Removes the youngest running request and frees its pages.
     pub(super) fn pop_youngest(&mut self) -> Option<Job> {
-        let prefilling = self.prefilling.pop().map(|prefilling| prefilling.job);
-        prefilling.or_else(|| self.decoding.pop().map(|decoding| decoding.job))
+        let ids = [
+            self.scoring.last().map(|last| last.job.id),
+            self.prefilling.last().map(|last| last.job.id),
+            self.decoding.last().map(|last| last.job.id),
+        ];
+        let youngest = ids.iter().max()?;
+        match ids.iter().position(|id| id == youngest)? {
+            0 => self.scoring.pop().map(|scoring| scoring.job),
+            1 => self.prefilling.pop().map(|prefilling| prefilling.job),
+            _ => self.decoding.pop().map(|decoding| decoding.job),
+        }
     }
 
     /// Removes all requests, running and waiting, and frees their pages.

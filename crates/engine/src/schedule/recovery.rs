@@ -106,7 +106,7 @@ impl<B: Backend> Scheduler<B> {
         }
     }
 
-    fn reset_counts_of_prefill(
+    pub(super) fn reset_counts_of_prefill(
         &mut self,
         prefilling: &mut Prefilling<B::Sequence>,
     ) -> Result<(), BackendError> {

@@ -8,6 +8,7 @@ use super::{Scheduler, recovery::request_error};
 use crate::{
     Backend, BackendError, PrefillChunk, RequestError,
     job::{Decoding, Job, Outcome, Prefilling},
+    recent::Sample,
 };
 
 /// Every 64th decode run uses the full batch, to refresh its timing.
@@ -16,8 +17,10 @@ const FULL_BATCH_INTERVAL: u64 = 64;
 impl<B: Backend> Scheduler<B> {
     /// Runs one mixed step, or a decode run if nothing is in prefill.
     pub(super) fn step(&mut self) {
+        // Scored prompts join the prefilling ones, so there may be more of them than a step takes.
+        let chunks = self.prefilling.len().min(self.shared.capacity.max_chunks_per_step as usize);
         let result = match (self.prefilling.is_empty(), self.decoding.is_empty()) {
-            (false, _) => self.mixed_step(self.decoding.len(), self.prefilling.len()),
+            (false, _) => self.mixed_step(self.decoding.len(), chunks),
             (true, false) => self.decode_run(),
             (true, true) => Ok(()),
         };
@@ -64,14 +67,23 @@ impl<B: Backend> Scheduler<B> {
         }
         let chunk_tokens: Vec<usize> = chunks.iter().map(|chunk| chunk.tokens.len()).collect();
         let mut rows: Vec<_> = self.decoding[..decode_rows].iter_mut().map(Decoding::row).collect();
+        let start = Instant::now();
         let output = self.backend.mixed(&mut rows, &mut chunks)?;
+        let joules = self.step_energy(start);
+        let all_rows = decode_rows + prefill_rows;
+        for decoding in &mut self.decoding[..decode_rows] {
+            decoding.job.joules.add(joules.share(1, all_rows));
+        }
+        for (prefilling, tokens) in self.prefilling.iter_mut().zip(&chunk_tokens) {
+            prefilling.job.joules.add(joules.share(*tokens, all_rows));
+        }
         tracing::trace!(
             decode = ?job_ids(self.decoding[..decode_rows].iter().map(|decoding| &decoding.job)),
             prefill = ?job_ids(self.prefilling.iter().take(chunk_tokens.len()).map(|chunk| &chunk.job)),
             ?chunk_tokens,
             "mixed step"
         );
-        self.record_steps(1, decode_rows + prefill_rows);
+        self.record_steps(1, all_rows);
         if decode_rows > 0 {
             self.deliver_steps(vec![output.decoded], &vec![true; decode_rows]);
         }
@@ -138,7 +150,14 @@ impl<B: Backend> Scheduler<B> {
         // Depths grow by one per step; those of the middle step are the average.
         let middle: Vec<u32> = depths.iter().map(|depth| depth + steps.len() as u32 / 2).collect();
         let bytes = self.backend.step_bytes(&middle) * steps.len() as u64;
-        self.status.memory_traffic.record(bytes, elapsed);
+        let rows = depths.len();
+        self.status.memory_traffic.record(bytes, elapsed, (steps.len() * rows) as u64);
+        let joules = self.step_energy(start);
+        for (decoding, _) in self.decoding.iter_mut().zip(selected).filter(|(_, selected)| **selected) {
+            decoding.job.joules.add(joules.share(1, rows));
+            decoding.job.decode_bytes += bytes / rows as u64;
+            decoding.job.decode_tokens += steps.len() as u32;
+        }
         Ok(steps)
     }
 
@@ -176,11 +195,18 @@ impl<B: Backend> Scheduler<B> {
             0 if delivered > 0 => {
                 let ttft_ms = elapsed.as_millis() as u64;
                 tracing::debug!(parent: &job.request.span, request = job.id, ttft_ms, "first token");
+                job.first_token_at = Some(now);
                 self.status.time_to_first_token.record(elapsed, 1);
+                self.samples.push(Sample::TimeToFirstToken(elapsed));
             }
-            _ => self.status.inter_token_latency.record(elapsed / steps.max(1) as u32, delivered),
+            _ => {
+                let latency = elapsed / steps.max(1) as u32;
+                self.status.inter_token_latency.record(latency, delivered);
+                self.samples.push(Sample::InterTokenLatency(latency, delivered));
+            }
         }
         self.status.generation_tokens += delivered;
+        self.samples.push(Sample::GenerationTokens(delivered));
         self.losses = 0;
         self.keep_decoding(decoding, outcome);
     }
@@ -193,6 +219,7 @@ impl<B: Backend> Scheduler<B> {
         for ((tokens, first_token), mut prefilling) in chunks.zip(&mut all) {
             prefilling.prefilled += tokens;
             self.status.prompt_tokens += tokens as u64;
+            self.samples.push(Sample::PromptTokens(tokens as u64));
             match prefilling.remaining() {
                 0 => completed.push_back((prefilling, first_token)),
                 _ => self.prefilling.push(prefilling),

@@ -13,6 +13,7 @@ use super::Scheduler;
 use crate::{
     BackendError, Capacity, Event, EventStream, FinishReason, Options, Request, RequestError, Sampling,
     inbox::Shared,
+    job::Job,
     testing::{EveryNth, Inspector, MockBackend, MockOptions},
 };
 
@@ -33,7 +34,7 @@ impl Harness {
         let backend = MockBackend::new(options);
         let inspector = backend.inspector();
         let shared = Arc::new(Shared::new(backend.options().capacity, Options::default()));
-        Self { scheduler: Scheduler::new(backend, shared.clone()), shared, inspector }
+        Self { scheduler: Scheduler::new(backend, shared.clone(), None), shared, inspector }
     }
 
     fn reference(&self, request: &Request) -> (Vec<u32>, FinishReason) {
@@ -77,8 +78,8 @@ impl Harness {
 
     /// Asserts the invariants that hold after every round.
     fn check_invariants(&self) {
-        let Scheduler { prefilling, decoding, queue, status, .. } = &self.scheduler;
-        let sequences = prefilling.iter().map(|prefilling| &prefilling.sequence);
+        let Scheduler { prefilling, scoring, decoding, queue, status, .. } = &self.scheduler;
+        let sequences = prefilling.iter().chain(scoring).map(|prefilling| &prefilling.sequence);
         let sequences = sequences.chain(decoding.iter().map(|decoding| &decoding.sequence));
         // Sequences may share pages.
         let held: BTreeSet<u32> = sequences.flat_map(|sequence| sequence.pages()).copied().collect();
@@ -87,24 +88,40 @@ impl Harness {
         assert_eq!(status.pages.free, self.inspector.free_pages());
         assert!(status.pages.cached <= status.pages.free);
         assert_eq!(self.inspector.sequences() as usize, self.scheduler.running());
-        // Decoding, prefilling, waiting: in order of submission.
-        let decoding = decoding.iter().map(|decoding| &decoding.job);
-        let jobs = decoding.chain(prefilling.iter().map(|prefilling| &prefilling.job));
-        let ids: Vec<u64> = jobs.clone().chain(queue).map(|job| job.id).collect();
-        assert!(ids.is_sorted(), "{ids:?}");
+        // Decoding, prefilling, waiting: in order of submission, but for those whose prompts are scored.
+        let decoding: Vec<&Job> = decoding.iter().map(|decoding| &decoding.job).collect();
+        let prefilling: Vec<&Job> = prefilling.iter().map(|prefilling| &prefilling.job).collect();
+        let scoring: Vec<&Job> = scoring.iter().map(|scoring| &scoring.job).collect();
+        let waiting: Vec<&Job> = queue.iter().collect();
+        for list in [&decoding, &prefilling, &scoring, &waiting] {
+            assert!(list.is_sorted_by_key(|job| job.id));
+        }
+        let jobs = [decoding, prefilling, waiting, scoring].concat();
+        let unscored = jobs.iter().filter(|job| job.request.prompt_logprobs.is_none());
+        assert!(unscored.is_sorted_by_key(|job| job.id));
         // No stream is dropped during a round.
-        assert!(jobs.chain(queue).all(|job| !job.events.is_closed()), "a cancelled request is still there");
+        assert!(jobs.iter().all(|job| !job.events.is_closed()), "a cancelled request is still there");
     }
 }
 
 /// All tokens of a finished stream, and its last event. Asserts that the events are in order.
 fn collect(stream: &mut EventStream) -> (Vec<u32>, Event) {
-    let mut tokens = vec![];
+    let (_, tokens, last) = collect_all(stream);
+    (tokens, last)
+}
+
+/// The prompt tokens that a stream reports, the tokens of its completion, and its last event.
+fn collect_all(stream: &mut EventStream) -> (Vec<u32>, Vec<u32>, Event) {
+    let (mut prompt, mut tokens) = (vec![], vec![]);
     let mut started = None;
     let last = loop {
         match stream.blocking_next().expect("a last event comes before the end") {
             Event::Started { cached_tokens } => {
                 assert_eq!(started.replace(cached_tokens), None, "started twice");
+            }
+            Event::PromptTokens(scored) => {
+                assert!(started.is_some() && tokens.is_empty());
+                prompt.extend(scored.iter().map(|token| token.id));
             }
             Event::Token(token) => {
                 assert!(started.is_some());
@@ -117,7 +134,7 @@ fn collect(stream: &mut EventStream) -> (Vec<u32>, Event) {
         assert_eq!(started, Some(usage.cached_tokens));
     }
     assert_eq!(stream.blocking_next(), None);
-    (tokens, last)
+    (prompt, tokens, last)
 }
 
 fn request(first: u32, prompt_tokens: usize, max_tokens: u32) -> Request {
@@ -341,8 +358,9 @@ fn a_request_waits_for_a_common_prefix_in_prefill_and_shares_it() {
         request.prompt.push(own);
         request
     });
-    // The first step has room for both. Only without a prefix cache do they share it. A page is four tokens.
-    for (prefix_cache, expected) in [(true, [0, 4]), (false, [0, 0])] {
+    // The first step has room for both. Only without a prefix cache do they share it. A page is four tokens,
+    // and the fifth is copied.
+    for (prefix_cache, expected) in [(true, [0, 5]), (false, [0, 0])] {
         let options = options(2, 32);
         let capacity = Capacity { prefix_cache, ..options.capacity };
         let mut harness = Harness::new(MockOptions { capacity, prefill_chunk: 16, ..options });
@@ -353,6 +371,36 @@ fn a_request_waits_for_a_common_prefix_in_prefill_and_shares_it() {
         assert_eq!(harness.inspector.steps()[0].chunks.len(), if prefix_cache { 1 } else { 2 });
         harness.check_tokens(&requests, &mut streams);
     }
+}
+
+#[test]
+fn several_answers_to_a_short_prompt_read_it_once() {
+    // A page is 64 tokens: the prompt fills half of one.
+    let options = options(4, 32);
+    let capacity = Capacity { page_size: 64, context_length: 128, pages: 32, ..options.capacity };
+    let mut harness = Harness::new(MockOptions { capacity, prefill_chunk: 128, ..options });
+    let seeded = |seed| {
+        let sampling = Sampling { seed, ..Sampling::default() };
+        Request { sampling, ..request(0, 31, 6) }
+    };
+    let requests = [1, 2, 3, 4].map(seeded);
+    let mut streams = requests.each_ref().map(|request| harness.submit(request));
+    harness.finish();
+    let cached: Vec<usize> = harness.inspector.starts().iter().map(|start| start.cached).collect();
+    assert_eq!(cached, [0, 30, 30, 30]);
+    let chunks: Vec<usize> = harness.inspector.steps().iter().map(|step| step.chunks.len()).collect();
+    assert_eq!(chunks[..2], [1, 3], "the others' last tokens share a step");
+    assert_eq!(harness.scheduler.status.prompt_tokens, 31 + 3);
+    harness.check_tokens(&requests, &mut streams);
+    // The same prompt again.
+    assert_eq!(complete(&mut harness, &seeded(5)).1, 30);
+    // Prompts with little in common do not wait for each other.
+    let before = harness.inspector.steps().len();
+    let others = [40, 50].map(|first| request(first, 20, 2));
+    let mut streams = others.each_ref().map(|request| harness.submit(request));
+    harness.finish();
+    assert_eq!(harness.inspector.steps()[before].chunks.len(), 2);
+    harness.check_tokens(&others, &mut streams);
 }
 
 #[test]
@@ -375,9 +423,9 @@ fn a_lost_device_empties_the_prefix_cache() {
     let mut harness = Harness::new(MockOptions { errors, ..options(2, 32) });
     let first = request(0, 20, 12);
     complete(&mut harness, &first);
-    assert_eq!(complete(&mut harness, &first).1, 16);
+    assert_eq!(complete(&mut harness, &first).1, 19);
     let cached: Vec<usize> = harness.inspector.starts().iter().map(|start| start.cached).collect();
-    assert_eq!((harness.scheduler.status.devices_lost, cached), (1, vec![0, 16, 0]));
+    assert_eq!((harness.scheduler.status.devices_lost, cached), (1, vec![0, 19, 0]));
 }
 
 #[test]
@@ -417,6 +465,18 @@ fn a_grammar_limits_decode_runs_to_one_step_while_it_is_active() {
     assert!(matches!(last, Event::Finished { reason: FinishReason::Stop, .. }), "{last:?}");
     assert_eq!(collect(&mut streams[0]).0, harness.reference(&free).0);
     // 40 tokens, five of them next to the constrained request; the rest in runs of 4.
+    assert!(harness.inspector.steps().len() < 20, "{:?}", harness.inspector.steps());
+}
+
+#[test]
+fn a_lifted_grammar_no_longer_limits_decode_runs() {
+    let mut harness = Harness::new(options(3, 48));
+    let grammar = EveryNth { lifted_after: Some(3), ..EveryNth::new(1) };
+    let constrained = Request { grammar: Some(Box::new(grammar)), ..request(1, 8, 40) };
+    let mut stream = harness.submit(&constrained);
+    harness.finish();
+    assert_eq!(collect(&mut stream).0, harness.reference(&request(1, 8, 40)).0);
+    // Three single steps with the prefill, then 37 tokens in runs of 4.
     assert!(harness.inspector.steps().len() < 20, "{:?}", harness.inspector.steps());
 }
 

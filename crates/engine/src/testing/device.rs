@@ -1,8 +1,11 @@
 //! The memory of the mock backend, and its sequences.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{
+    convert::Infallible,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
-use model::pages::{PageAllocator, PageConfig, PageKind, sliding_pages};
+use model::pages::{PageAllocator, PageConfig, PageCopy, PageKind, sliding_pages};
 
 use super::{MockOptions, Start, Step};
 use crate::{BackendError, Capacity};
@@ -64,6 +67,21 @@ impl Device {
 
     pub fn free_pages(&self) -> u32 {
         self.pages.free_pages(PageKind::Full) as u32
+    }
+
+    /// Starts a sequence with the prefix that the cache holds.
+    pub fn start_with(&mut self, tokens: &[u32]) -> model::Sequence {
+        let size = self.config.page_size as usize;
+        let cells = &mut self.cells;
+        let copy = |copies: &[PageCopy]| -> Result<(), Infallible> {
+            for PageCopy { kind, from, to } in copies {
+                let from = *from as usize * size;
+                cells[*kind as usize].copy_within(from..from + size, *to as usize * size);
+            }
+            Ok(())
+        };
+        let Ok(started) = self.pages.start_with(tokens, copy);
+        started.expect("no more than max_sequences sequences")
     }
 
     /// Index of a sequence's position in `cells`.

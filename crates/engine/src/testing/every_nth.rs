@@ -13,6 +13,8 @@ pub struct EveryNth {
     pub stop_token: Option<u32>,
     /// Computing a mask fails after this many tokens.
     pub fails_after: Option<usize>,
+    /// Lifted after this many tokens.
+    pub lifted_after: Option<usize>,
     /// Tokens accepted so far.
     pub accepted: usize,
 }
@@ -20,7 +22,14 @@ pub struct EveryNth {
 impl EveryNth {
     /// Allows any number of multiples of `n`.
     pub fn new(n: u32) -> Self {
-        Self { n, max_tokens: usize::MAX, stop_token: None, fails_after: None, accepted: 0 }
+        Self {
+            n,
+            max_tokens: usize::MAX,
+            stop_token: None,
+            fails_after: None,
+            lifted_after: None,
+            accepted: 0,
+        }
     }
 
     fn allows(&self, token: u32) -> bool {
@@ -49,6 +58,10 @@ impl TokenConstraint for EveryNth {
 
     fn is_finished(&self) -> bool {
         self.accepted >= self.max_tokens
+    }
+
+    fn is_lifted(&self) -> bool {
+        self.lifted_after.is_some_and(|count| self.accepted >= count)
     }
 
     fn fork(&self) -> Box<dyn TokenConstraint> {

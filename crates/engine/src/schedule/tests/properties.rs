@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, num::NonZeroU32};
 
 use proptest::{collection::vec, option, prelude::*};
 
-use super::{Harness, VOCAB, collect};
+use super::{Harness, VOCAB, collect_all};
 use crate::{
     BackendError, Capacity, Event, EventStream, Request, RequestError, Sampling, TokenConstraint, Usage,
     testing::{EveryNth, MockOptions},
@@ -43,25 +43,27 @@ fn client(context_length: usize) -> impl Strategy<Value = Client> {
     let grammar = option::weighted(0.3, grammar());
     (
         prompt,
-        1..40_u32,
-        (stop_token_ids, grammar),
+        0..40_u32,
+        (stop_token_ids, grammar, option::weighted(0.25, 0..3_u32)),
         0..3_u64,
         any::<bool>(),
         0..30_usize,
         option::weighted(0.3, 0..30_usize),
     )
-        .prop_map(
-            |(prompt, max_tokens, (stop_token_ids, grammar), seed, penalties, submit_round, cancel_after)| {
-                let repetition = if penalties { 1.1 } else { 1.0 };
-                let sampling = Sampling { seed, repetition, ..Sampling::default() };
-                let stop_token = stop_token_ids.first().copied();
-                let grammar = grammar.map(|grammar| EveryNth { stop_token, ..grammar });
-                let grammar = grammar.map(|grammar| Box::new(grammar) as Box<dyn TokenConstraint>);
-                let request = Request::new(prompt, NonZeroU32::new(max_tokens).unwrap());
-                let request = Request { sampling, stop_token_ids, grammar, ..request };
-                Client { request, submit_round, cancel_after }
-            },
-        )
+        .prop_map(|(prompt, max_tokens, constraints, seed, penalties, submit_round, cancel_after)| {
+            let (stop_token_ids, grammar, prompt_logprobs) = constraints;
+            let repetition = if penalties { 1.1 } else { 1.0 };
+            let sampling = Sampling { seed, repetition, ..Sampling::default() };
+            let stop_token = stop_token_ids.first().copied();
+            let grammar = grammar.map(|grammar| EveryNth { stop_token, ..grammar });
+            let grammar = grammar.map(|grammar| Box::new(grammar) as Box<dyn TokenConstraint>);
+            let request = Request::new(prompt, NonZeroU32::MIN);
+            // Without a completion a request can only report its prompt.
+            let max_tokens = if prompt_logprobs.is_some() { max_tokens } else { max_tokens.max(1) };
+            let request =
+                Request { max_tokens, prompt_logprobs, sampling, stop_token_ids, grammar, ..request };
+            Client { request, submit_round, cancel_after }
+        })
 }
 
 fn backend_error() -> impl Strategy<Value = BackendError> {
@@ -139,22 +141,30 @@ fn run(scenario: &Scenario) -> Vec<RequestError> {
     for (number, stream) in &mut streams {
         let request = &clients[*number].request;
         let (expected, reason) = options.reference(request);
-        let (tokens, last) = collect(stream);
+        let (scored, tokens, last) = collect_all(stream);
+        let prompt = request.prompt_logprobs.map_or(&[][..], |_| &request.prompt[1..]);
         match last {
             Event::Failed(error) => {
-                assert!(expected.starts_with(&tokens));
+                assert!(expected.starts_with(&tokens) && prompt.starts_with(&scored));
                 errors.push(error);
             }
             last => {
                 assert_eq!(tokens, expected, "request {number}");
+                assert_eq!(scored, prompt, "request {number}");
                 // Cached tokens are those of the first admission.
-                let first_start = starts.iter().find(|start| start.tokens == request.prompt).unwrap();
+                let first_start = starts.iter().find(|start| start.tokens == request.prompt);
+                let first_start = first_start.filter(|_| request.prompt_logprobs.is_none());
                 let usage = Usage {
                     prompt_tokens: request.prompt.len() as u32,
-                    cached_tokens: first_start.cached as u32,
+                    cached_tokens: first_start.map_or(0, |start| start.cached as u32),
                     completion_tokens: tokens.len() as u32,
+                    ..Usage::default()
                 };
-                assert_eq!(last, Event::Finished { reason, usage });
+                let Event::Finished { reason: got, usage: counted } = last else { panic!("{last:?}") };
+                assert_eq!(
+                    (got, Usage { decode_bytes: 0, decode_tokens: 0, joules: None, ..counted }),
+                    (reason, usage)
+                );
             }
         }
     }
@@ -167,7 +177,8 @@ fn run(scenario: &Scenario) -> Vec<RequestError> {
     for start in starts {
         let number = clients.iter().position(|client| start.tokens.starts_with(&client.request.prompt));
         let number = number.unwrap();
-        if !admitted.contains(&number) {
+        // A scored prompt starts another sequence only after a preemption.
+        if !admitted.contains(&number) && clients[number].request.prompt_logprobs.is_none() {
             admitted.push(number);
         }
     }
