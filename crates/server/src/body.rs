@@ -13,10 +13,14 @@ use futures_util::StreamExt;
 use crate::budget::{Budget, Evicted, Lease};
 use crate::config::Config;
 use crate::connections::Connection;
+use crate::encoding::{Decoder, Encoding};
 use crate::error::Error;
 
 /// Maximum bytes of a refused request's body to read and discard.
 const MAX_DRAINED: usize = 256 << 20;
+
+/// Bytes that are decoded at a time.
+const DECODE_BUFFER: usize = 16 << 10;
 
 /// Limits on request bodies, and the memory budget that all bodies share.
 pub(crate) struct BodyLimits {
@@ -71,17 +75,19 @@ impl BodyLimits {
         }
     }
 
-    /// Receives a body. The memory must be held until the body is parsed: as JSON it is many times larger.
+    /// Receives a body and decodes it. The memory must be held until the body is parsed: as JSON it is many times
+    /// larger.
     pub(crate) async fn receive(&self, request: Unread) -> Result<(Vec<u8>, Lease), Error> {
+        let decoder = Encoding::of(&request.headers)?.decoder();
         let mut lease = self.budget.lease();
         let mut chunks = request.body.into_data_stream();
         let connection = request.connection;
         if let Some(connection) = &connection {
             connection.receiving();
         }
-        let read =
-            tokio::time::timeout(self.timeout, self.read(&mut chunks, &mut lease, connection.as_ref()));
-        let read = read.await.unwrap_or(Err(Error::BodyTimeout(self.timeout)));
+        let body = self.read(&mut chunks, decoder, &mut lease, connection.as_ref());
+        let read = tokio::time::timeout(self.timeout, body).await;
+        let read = read.unwrap_or(Err(Error::BodyTimeout(self.timeout)));
         if let Some(connection) = &connection {
             connection.received();
         }
@@ -106,40 +112,79 @@ impl BodyLimits {
     async fn read(
         &self,
         chunks: &mut BodyDataStream,
+        mut decoder: Option<Decoder>,
         lease: &mut Lease,
         connection: Option<&Connection>,
     ) -> Result<Vec<u8>, Error> {
-        let mut bytes = Vec::new();
+        let (mut bytes, mut received) = (Vec::new(), 0);
         loop {
             let chunk = tokio::select! {
                 chunk = chunks.next() => chunk,
                 _ = lease.evicted() => return Err(Error::BodyTooSlow),
             };
-            let Some(chunk) = chunk else { return Ok(bytes) };
+            let Some(chunk) = chunk else {
+                decoder.map_or(Ok(()), |decoder| decoder.finish())?;
+                return Ok(bytes);
+            };
             let chunk = chunk.map_err(|error| {
                 let message = format!("the body could not be read: {error}");
                 Error::Invalid { param: None, message }
             })?;
-            let length = bytes.len() + chunk.len();
-            if length > self.max_bytes {
+            received += chunk.len();
+            // Data that decodes to little or nothing is limited too.
+            if received > self.max_bytes {
                 return Err(Error::BodyTooLarge(self.max_bytes));
             }
-            if let Some(connection) = connection {
-                connection.set_waiting(true);
+            lease.set_received(received);
+            match &mut decoder {
+                None => self.append(&mut bytes, &chunk, lease, connection).await?,
+                Some(decoder) => {
+                    let (mut input, mut buffer) = (&chunk[..], vec![0; DECODE_BUFFER]);
+                    loop {
+                        let count = decoder.decode(&mut input, &mut buffer)?;
+                        self.append(&mut bytes, &buffer[..count], lease, connection).await?;
+                        if input.is_empty() && count < buffer.len() {
+                            break;
+                        }
+                    }
+                }
             }
-            let grown = lease.grow_to(length).await;
             if let Some(connection) = connection {
-                connection.set_waiting(false);
-            }
-            grown.map_err(|evicted| match evicted {
-                Evicted::Slow => Error::BodyTooSlow,
-                Evicted::NoMemory => Error::TooManyBodies,
-            })?;
-            bytes.extend_from_slice(&chunk);
-            if let Some(connection) = connection {
-                connection.advanced(length);
+                connection.advanced(received);
             }
         }
+    }
+
+    /// Adds a part of a body as soon as there is memory for it.
+    async fn append(
+        &self,
+        bytes: &mut Vec<u8>,
+        part: &[u8],
+        lease: &mut Lease,
+        connection: Option<&Connection>,
+    ) -> Result<(), Error> {
+        let length = bytes.len() + part.len();
+        if length > self.max_bytes {
+            return Err(Error::BodyTooLarge(self.max_bytes));
+        }
+        if let Some(connection) = connection {
+            connection.set_waiting(true);
+        }
+        let grown = lease.grow_to(length).await;
+        if let Some(connection) = connection {
+            connection.set_waiting(false);
+        }
+        grown.map_err(|evicted| match evicted {
+            Evicted::Slow => Error::BodyTooSlow,
+            Evicted::NoMemory => Error::TooManyBodies,
+        })?;
+        if length > bytes.capacity() {
+            // Doubled as usual, but never beyond the limit.
+            let capacity = (2 * length).min(self.max_bytes);
+            bytes.reserve_exact(capacity - bytes.len());
+        }
+        bytes.extend_from_slice(part);
+        Ok(())
     }
 
     /// The response to a request that is refused without its body: at once, while the rest of the body is read and

@@ -66,7 +66,7 @@ impl Budget {
         let entry =
             Receiving { advanced: Instant::now(), waiting: false, held: 0, eviction: Some(eviction.clone()) };
         state.receiving.insert(id, entry);
-        Lease { budget: self.clone(), id, held: 0, advanced_at: 0, eviction }
+        Lease { budget: self.clone(), id, held: 0, received: 0, advanced_at: 0, eviction }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -104,12 +104,20 @@ pub(crate) struct Lease {
     budget: Arc<Budget>,
     id: u64,
     held: usize,
-    /// Length of the body when it last made progress.
+    /// Bytes that have arrived. A compressed body has more when it is decoded.
+    received: usize,
+    /// Bytes that had arrived when the body last made progress.
     advanced_at: usize,
     eviction: Arc<Notify>,
 }
 
 impl Lease {
+    /// Sets the number of bytes that have arrived. They tell slow bodies, not the memory that a body takes: a few bytes
+    /// may decode to many.
+    pub(crate) fn set_received(&mut self, bytes: usize) {
+        self.received = bytes;
+    }
+
     /// Takes memory for a body of `length` bytes so far; waits until there is some.
     pub(crate) async fn grow_to(&mut self, length: usize) -> Result<(), Evicted> {
         let wanted = length.saturating_sub(FREE_BYTES);
@@ -127,9 +135,9 @@ impl Lease {
                 if let Some(entry) = state.receiving.get_mut(&self.id) {
                     entry.waiting = !fits;
                     entry.held = self.held;
-                    if length >= self.advanced_at + PROGRESS_BYTES {
+                    if self.received >= self.advanced_at + PROGRESS_BYTES {
                         entry.advanced = Instant::now();
-                        self.advanced_at = length;
+                        self.advanced_at = self.received;
                     }
                 }
                 if fits {

@@ -3,13 +3,24 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use engine::{Event, EventStream, FinishReason, RequestError, Usage};
+use engine::{Event, EventStream, FinishReason, RequestError, Token, Usage};
 use futures_util::stream::{self, BoxStream, StreamExt};
 use text::Detokenizer;
 
 use crate::access_log::LogEntry;
 use crate::error::Error;
+use crate::openai::logprobs;
 use crate::output::{OutputParser, OutputPart};
+use crate::timing::{EventTimes, Timing};
+
+/// A part of one of the choices.
+pub(crate) struct ChoicePart {
+    /// Index among the request's choices.
+    pub(crate) index: u32,
+    pub(crate) part: OutputPart,
+    /// Timing of the choice so far.
+    pub(crate) timing: Timing,
+}
 
 /// A choice that is being generated.
 pub(crate) struct ChoiceStream {
@@ -18,14 +29,30 @@ pub(crate) struct ChoiceStream {
     pub(crate) events: EventStream,
     pub(crate) detokenizer: Detokenizer,
     pub(crate) output: OutputParser,
+    /// The prompt, if it is echoed with its log probabilities; taken when they are complete.
+    pub(crate) echo: Option<Echo>,
     pub(crate) usage: Usage,
+    pub(crate) times: EventTimes,
+    /// Sum of the tokens' logprobs.
+    pub(crate) logprob_sum: f64,
     pub(crate) deadline: Instant,
     pub(crate) log: Arc<LogEntry>,
 }
 
+/// A prompt whose log probabilities are reported.
+pub(crate) struct Echo {
+    pub(crate) text: String,
+    /// Its first token.
+    pub(crate) first: u32,
+    /// The others, as far as the engine has reported them.
+    pub(crate) tokens: Vec<Token>,
+    pub(crate) detokenizer: Detokenizer,
+}
+
 impl ChoiceStream {
-    /// The parts of the choice, each with the choice's index. Dropping the stream cancels the engine's request.
-    pub(crate) fn parts(self) -> BoxStream<'static, (u32, OutputPart)> {
+    /// The parts of the choice, each with the choice's index and its timing so far. Dropping the stream cancels the
+    /// engine's request.
+    pub(crate) fn parts(self) -> BoxStream<'static, ChoicePart> {
         let index = self.index;
         stream::unfold(Some(Box::new(self)), move |choice| async move {
             let mut choice = choice?;
@@ -34,7 +61,8 @@ impl ChoiceStream {
             }
             let part = choice.output.pop()?;
             let last = matches!(part, OutputPart::Finished { .. } | OutputPart::Failed(_));
-            Some(((index, part), (!last).then_some(choice)))
+            let timing = Timing::new(choice.usage, &choice.times);
+            Some((ChoicePart { index, part, timing }, (!last).then_some(choice)))
         })
         .boxed()
     }
@@ -43,7 +71,7 @@ impl ChoiceStream {
     pub(crate) async fn wait_started(&mut self) -> Result<(), Error> {
         match self.events.next().await {
             Some(Event::Started { cached_tokens }) => {
-                self.usage.cached_tokens = cached_tokens;
+                self.started(cached_tokens);
                 Ok(())
             }
             Some(Event::Failed(error)) => Err(self.error(error)),
@@ -52,6 +80,12 @@ impl ChoiceStream {
                 Err(self.error(RequestError::Internal(unexpected)))
             }
         }
+    }
+
+    /// The engine has admitted the request.
+    fn started(&mut self, cached_tokens: u32) {
+        self.usage.cached_tokens = cached_tokens;
+        self.times.started = Some(self.events.sent_at());
     }
 
     /// The error for the client. Internal details are logged instead.
@@ -78,9 +112,15 @@ impl ChoiceStream {
             Err(_) => Event::Failed(RequestError::DeadlineExceeded),
         };
         match event {
-            Event::Started { cached_tokens } => self.usage.cached_tokens = cached_tokens,
+            Event::Started { cached_tokens } => self.started(cached_tokens),
+            Event::PromptTokens(tokens) => {
+                self.echo.iter_mut().for_each(|echo| echo.tokens.extend_from_slice(&tokens));
+            }
             Event::Token(token) => {
+                self.push_echo();
                 self.usage.completion_tokens += 1;
+                self.times.token(self.events.sent_at());
+                self.logprob_sum += f64::from(logprobs::clamp(token.logprob));
                 self.log.add_token();
                 let text = self.detokenizer.push(token.id);
                 self.output.push_token(token, &text);
@@ -90,6 +130,8 @@ impl ChoiceStream {
                 }
             }
             Event::Finished { reason, usage } => {
+                self.times.end(self.events.sent_at());
+                self.push_echo();
                 let mut incomplete = String::new();
                 self.detokenizer.finish_to(&mut incomplete);
                 self.output.push_text(&incomplete);
@@ -109,8 +151,20 @@ impl ChoiceStream {
         }
     }
 
+    /// Adds the echoed prompt, once all of its log probabilities are known.
+    fn push_echo(&mut self) {
+        if let Some(Echo { text, first, tokens, detokenizer }) = self.echo.take() {
+            self.output.push_prompt(text, first, tokens, detokenizer);
+        }
+    }
+
     fn finish(&mut self, reason: &'static str, usage: Usage) {
         self.log.add_tool_calls(self.output.call_count());
-        self.output.push_last(OutputPart::Finished { reason, usage });
+        // An empty completion has no mean: it is worse than any other.
+        let mean_logprob = match self.usage.completion_tokens {
+            0 => f64::NEG_INFINITY,
+            tokens => self.logprob_sum / f64::from(tokens),
+        };
+        self.output.push_last(OutputPart::Finished { reason, usage, mean_logprob });
     }
 }

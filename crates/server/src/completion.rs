@@ -6,17 +6,19 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use axum::extract::Request;
 use axum::response::Response;
 use engine::Usage;
-use text::DecodeSpecial;
+use text::{DecodeSpecial, Detokenizer};
 
 use crate::access_log::LogEntry;
 use crate::body::{self, Unread};
-use crate::choice::ChoiceStream;
+use crate::choice::{ChoiceStream, Echo};
+use crate::encoding::Encoding;
 use crate::error::Error;
 use crate::min_tokens::MinTokens;
 use crate::openai::ResponseHead;
 use crate::request::{Endpoint, ParsedRequest};
 use crate::response::Generation;
 use crate::state::AppState;
+use crate::timing::EventTimes;
 
 /// Handles a request to `/v1/chat/completions` or `/v1/completions`.
 pub(crate) async fn complete(
@@ -53,6 +55,7 @@ fn check_headers(app: &AppState, request: &Unread) -> Result<(), Error> {
     if !body::is_json(request.headers()) {
         return Err(Error::NotJson);
     }
+    Encoding::of(request.headers())?;
     app.bodies.check_length(request)?;
     app.check_phase()?;
     app.generator.would_reject().map_or(Ok(()), |rejected| Err(rejected.into()))
@@ -110,32 +113,54 @@ async fn attach_grammar(app: &AppState, parsed: &mut ParsedRequest) -> Result<()
 /// Submits all choices. If one is rejected, those before it are cancelled by being dropped.
 fn submit(app: &AppState, parsed: &mut ParsedRequest, log: &Arc<LogEntry>) -> Result<Generation, Error> {
     let deadline = log.started + app.config.request_timeout;
-    let n = parsed.options.n();
-    let mut choices = Vec::new();
-    for (mut request, index) in std::mem::take(&mut parsed.requests).into_iter().zip(0..) {
-        let (detokenizer, output) = parsed.output(&app.model)?;
-        let prompt_tokens = request.prompt.len() as u32;
-        request.deadline = Some(deadline);
-        request.span = log.span.clone();
-        let events = app.generator.submit(request)?;
-        if u32::is_multiple_of(index, n) {
-            log.add_prompt_tokens(prompt_tokens);
-        }
-        let usage = Usage { prompt_tokens, ..Usage::default() };
-        let log = log.clone();
-        choices.push(ChoiceStream { index, events, detokenizer, output, usage, deadline, log });
-    }
+    let candidates = parsed.candidates;
     let prefix = match parsed.endpoint {
         Endpoint::Chat => "chatcmpl",
         Endpoint::Completions => "cmpl",
     };
+    let id = format!("{prefix}-{}", log.id);
+    let name: Arc<str> = id.as_str().into();
+    let mut choices = Vec::new();
+    for (mut request, index) in std::mem::take(&mut parsed.requests).into_iter().zip(0..) {
+        let (detokenizer, output) = parsed.output(&app.model)?;
+        let prompt_tokens = request.prompt.len() as u32;
+        let echo = parsed.scores_prompt.then(|| Echo {
+            text: std::mem::take(&mut parsed.echoes[index as usize]),
+            first: request.prompt[0],
+            tokens: vec![],
+            detokenizer: Detokenizer::new(&app.model.tokenizer, DecodeSpecial::Skip),
+        });
+        request.deadline = Some(deadline);
+        request.name = name.clone();
+        request.span = log.span.clone();
+        let events = app.generator.submit(request)?;
+        if u32::is_multiple_of(index, candidates) {
+            log.add_prompt_tokens(prompt_tokens);
+        }
+        let usage = Usage { prompt_tokens, ..Usage::default() };
+        let log = log.clone();
+        choices.push(ChoiceStream {
+            index,
+            events,
+            detokenizer,
+            output,
+            echo,
+            usage,
+            times: EventTimes::default(),
+            logprob_sum: 0.0,
+            deadline,
+            log,
+        });
+    }
     let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
     Ok(Generation {
         endpoint: parsed.endpoint,
-        head: ResponseHead { id: format!("{prefix}-{}", log.id), created, model: app.model.id.clone() },
+        head: ResponseHead { id, created, model: app.model.id.clone() },
         choices,
         echoes: std::mem::take(&mut parsed.echoes),
-        n,
+        n: parsed.options.n(),
+        candidates,
+        timings: parsed.options.timings(),
         has_tools: parsed.tool_calls.is_some(),
         tokenizer: app.model.tokenizer.clone(),
         log: log.clone(),

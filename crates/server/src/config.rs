@@ -47,6 +47,8 @@ pub struct Config {
     pub grammar_workers: usize,
     /// Maximum time to compile a grammar before its request is rejected.
     pub grammar_timeout: Duration,
+    /// Serve the web UI at `/`. It needs no key, but what it fetches does.
+    pub webui: bool,
     /// Log prompts. Off by default: the log then contains no user content.
     pub log_prompts: bool,
 }
@@ -72,6 +74,7 @@ impl Default for Config {
             probe_timeout: Duration::from_secs(5),
             grammar_workers: 2,
             grammar_timeout: Duration::from_secs(10),
+            webui: true,
             log_prompts: false,
         }
     }

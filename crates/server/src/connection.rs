@@ -46,10 +46,9 @@ pub(crate) struct Service {
 }
 
 /// Serves one connection until it is closed.
-pub(crate) async fn serve(stream: TcpStream, open: OpenConnection, service: Service) {
+pub(crate) async fn serve(stream: Arc<TcpStream>, open: OpenConnection, service: Service) {
     // Without it, Nagle's algorithm delays tokens. A failure costs latency only.
     let _ = stream.set_nodelay(true);
-    let stream = Arc::new(stream);
     let entry = &open.connection;
     let Service { config, mut closing, .. } = service.clone();
     let handler = {

@@ -4,19 +4,22 @@
 //! this order of preference: the one that has been silent for longest, idle between requests for longest, sending
 //! headers for longest, sending a body without progress for longest, and the one whose client has gone longest without
 //! reading its response. At most the limit of complete requests is handled; a few more connections are reserved for
-//! probes (`/health`, `/ready`, `/metrics`), so that a busy server does not look dead.
+//! probes (`/health`, `/ready`, `/metrics`) and monitors, so that a busy server does not look dead.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use axum::http::Version;
+use rustix::net::RecvFlags;
+use tokio::net::TcpStream;
 use tokio::sync::Notify;
 
 use crate::budget::{GRACE, PROGRESS_BYTES};
+use crate::stats::MAX_STREAMS;
 
-/// Connections beyond the limit, for probes.
-const PROBE_CONNECTIONS: usize = 16;
+/// Connections beyond the limit, for probes and for streams of statistics, which stay open.
+const EXTRA_CONNECTIONS: usize = 16 + MAX_STREAMS;
 
 /// Time after which a client that does not read its response may be dropped for another.
 const STALL_GRACE: Duration = Duration::from_secs(5);
@@ -79,6 +82,8 @@ impl State {
 #[derive(Clone)]
 pub(crate) struct Connection {
     id: u64,
+    /// Weak: the socket is closed when its task ends, whoever else still knows the connection.
+    stream: Weak<TcpStream>,
     state: Arc<Mutex<State>>,
     /// Signalled when the connection must be closed for another.
     eviction: Arc<Notify>,
@@ -115,6 +120,18 @@ impl Connection {
         if matches!(self.lock().activity, Activity::Silent | Activity::Idle) {
             self.set(Activity::Headers);
         }
+    }
+
+    /// Whether the client has begun a request that a busy machine has not come to read yet.
+    fn has_unread_request(&self) -> bool {
+        let state = self.lock();
+        if state.stalled.is_some() || !matches!(state.activity, Activity::Silent | Activity::Idle) {
+            return false;
+        }
+        drop(state);
+        let Some(stream) = self.stream.upgrade() else { return false };
+        let peeked = rustix::net::recv(&*stream, &mut [0_u8], RecvFlags::PEEK | RecvFlags::DONTWAIT);
+        peeked.is_ok_and(|(count, _)| count > 0)
     }
 
     /// The body of a request is being received.
@@ -225,7 +242,7 @@ impl Connections {
             let changed = self.changed.notified();
             let wait = {
                 let mut table = self.lock();
-                if table.open.len() < self.max_requests + PROBE_CONNECTIONS {
+                if table.open.len() < self.max_requests + EXTRA_CONNECTIONS {
                     return;
                 }
                 match table.evict() {
@@ -241,7 +258,7 @@ impl Connections {
     }
 
     /// Registers an accepted connection.
-    pub(crate) fn open(self: &Arc<Self>) -> OpenConnection {
+    pub(crate) fn open(self: &Arc<Self>, stream: &Arc<TcpStream>) -> OpenConnection {
         let mut table = self.lock();
         let id = table.next_id;
         table.next_id += 1;
@@ -256,6 +273,7 @@ impl Connections {
         };
         let connection = Connection {
             id,
+            stream: Arc::downgrade(stream),
             state: Arc::new(Mutex::new(state)),
             eviction: Arc::default(),
             begin: Arc::default(),
@@ -281,18 +299,21 @@ impl Table {
     /// Closes the connection that is first to give way. Returns the time until one may be closed if none may be now.
     fn evict(&mut self) -> Option<Duration> {
         let candidates = self.open.values().filter_map(|connection| {
-            let ((rank, since), wait) = connection.lock().eviction()?;
-            Some((rank, since, wait, connection.id))
+            let (order, wait) = connection.lock().eviction()?;
+            Some((order, wait, connection.id))
         });
-        let candidates: Vec<_> = candidates.collect();
-        let first = candidates.iter().filter(|(_, _, wait, _)| wait.is_zero()).min();
-        let Some((_, _, _, id)) = first else {
-            return Some(candidates.iter().map(|(_, _, wait, _)| *wait).min().unwrap_or(GRACE));
-        };
-        if let Some(connection) = self.open.remove(id) {
-            connection.eviction.notify_one();
+        let mut candidates: Vec<_> = candidates.collect();
+        candidates.sort_unstable();
+        for (_, _, id) in candidates.iter().filter(|(_, wait, _)| wait.is_zero()) {
+            if self.open[id].has_unread_request() {
+                self.open[id].bytes_arrived();
+            } else if let Some(connection) = self.open.remove(id) {
+                connection.eviction.notify_one();
+                return None;
+            }
         }
-        None
+        let waits = candidates.iter().map(|(_, wait, _)| *wait).filter(|wait| !wait.is_zero());
+        Some(waits.min().unwrap_or(GRACE))
     }
 }
 
@@ -322,5 +343,36 @@ impl Drop for ActiveRequest {
         }
         drop(table);
         connection.connections.changed.notify_waiters();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::Ipv4Addr;
+
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_request_that_nobody_has_read_yet_keeps_its_connection() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let connections = Arc::new(Connections::new(0));
+        let mut open = Vec::new();
+        for _ in 0..EXTRA_CONNECTIONS {
+            let client = std::net::TcpStream::connect(address).unwrap();
+            let stream = Arc::new(listener.accept().await.unwrap().0);
+            let entry = connections.open(&stream);
+            open.push((client, stream, entry));
+        }
+        open[0].0.write_all(b"G").unwrap();
+        connections.room().await;
+        let is_open = |index: usize| connections.lock().open.contains_key(&open[index].2.connection.id);
+        assert!(is_open(0), "its request was there");
+        assert!(!is_open(1), "the next in order of age");
+        assert!((2..EXTRA_CONNECTIONS).all(is_open), "one is enough");
+        assert_eq!(open[0].2.connection.lock().activity, Activity::Headers);
     }
 }

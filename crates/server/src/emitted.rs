@@ -3,15 +3,17 @@
 use std::collections::VecDeque;
 
 use engine::Token;
+use text::Detokenizer;
 
 /// A token whose text has been sent.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct EmittedToken {
     pub(crate) id: u32,
-    pub(crate) logprob: f32,
+    /// `None` for the first token of an echoed prompt, which nothing predicts.
+    pub(crate) logprob: Option<f32>,
     /// The most probable tokens at its position, with their logprobs.
     pub(crate) top: Vec<(u32, f32)>,
-    /// Offset of its text in the completion, in characters.
+    /// Offset of its text in the choice's text, in characters.
     pub(crate) offset: usize,
 }
 
@@ -32,8 +34,31 @@ impl PendingTokens {
     /// Adds a token that completed this text.
     pub(crate) fn push(&mut self, token: Token, text: &str) {
         let Token { id, logprob, top } = token;
+        self.push_emitted(id, Some(logprob), top, text);
+    }
+
+    fn push_emitted(&mut self, id: u32, logprob: Option<f32>, top: Vec<(u32, f32)>, text: &str) {
         self.tokens.push_back(EmittedToken { id, logprob, top, offset: self.generated });
         self.generated += text.chars().count();
+    }
+
+    /// Records that the prompt is sent as `echo`, and returns its tokens to emit with it. `tokens` follow the first.
+    pub(crate) fn emit_prompt(
+        &mut self,
+        first: u32,
+        tokens: Vec<Token>,
+        echo: &str,
+        mut detokenizer: Detokenizer,
+    ) -> Vec<EmittedToken> {
+        self.push_emitted(first, None, vec![], &detokenizer.push(first));
+        for token in tokens {
+            let text = detokenizer.push(token.id);
+            self.push(token, &text);
+        }
+        // Offsets of the completion count from the end of the echo, whatever its tokens decode to.
+        self.generated = echo.chars().count();
+        self.sent = self.generated;
+        self.emit_rest()
     }
 
     /// Records that this text is sent, and returns the tokens to emit with it.

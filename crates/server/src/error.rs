@@ -3,12 +3,15 @@
 use std::time::Duration;
 
 use axum::Json;
-use axum::http::header::{ALLOW, RETRY_AFTER, WWW_AUTHENTICATE};
+use axum::http::header::{ACCEPT_ENCODING, ALLOW, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use engine::{RequestError, SubmitError};
 use serde::Serialize;
 use utoipa::ToSchema;
+
+use crate::encoding::ACCEPTED;
+use crate::stats::MAX_STREAMS;
 
 /// Why a request failed. Each variant has its own status and code.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -46,6 +49,10 @@ pub(crate) enum Error {
     MethodNotAllowed { method: String, path: String, allowed: &'static str },
     #[error("the body must be JSON: send it with the header 'Content-Type: application/json'")]
     NotJson,
+    #[error("'Content-Encoding: {0}' is not supported: send the body with one of the encodings {ACCEPTED}")]
+    UnsupportedEncoding(String),
+    #[error("{0}")]
+    InvalidEncoding(String),
     #[error("the body exceeds the limit of {0} bytes")]
     BodyTooLarge(usize),
     #[error("the body did not arrive within {} s", .0.as_secs_f64())]
@@ -56,6 +63,8 @@ pub(crate) enum Error {
     TooManyBodies,
     #[error("all connections are in use: try again later")]
     TooManyConnections,
+    #[error("all {MAX_STREAMS} /stats/stream connections are in use: close one, or poll /stats")]
+    TooManyStreams,
     #[error("the queue is full: try again in {} s", retry_seconds(*.0))]
     QueueFull(Duration),
     #[error("the request waited {} s in the queue without being admitted: try again later", .0.as_secs_f64())]
@@ -111,20 +120,23 @@ impl Error {
             | Error::UnsupportedByModel { .. }
             | Error::PromptTooLong { .. }
             | Error::InvalidHost
+            | Error::InvalidEncoding(_)
             | Error::Grammar { .. } => StatusCode::BAD_REQUEST,
             Error::HostNotAllowed(_) => StatusCode::FORBIDDEN,
             Error::UnknownModel(_) | Error::UnknownPath(_) => StatusCode::NOT_FOUND,
             Error::Unauthorized => StatusCode::UNAUTHORIZED,
             Error::MethodNotAllowed { .. } => StatusCode::METHOD_NOT_ALLOWED,
-            Error::NotJson => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            Error::NotJson | Error::UnsupportedEncoding(_) => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Error::BodyTooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
             Error::BodyTimeout(_) | Error::BodyTooSlow => StatusCode::REQUEST_TIMEOUT,
             Error::TooManyBodies | Error::QueueFull(_) | Error::QueueTimeout(_) => {
                 StatusCode::TOO_MANY_REQUESTS
             }
-            Error::TooManyConnections | Error::NotReady(_) | Error::DeviceLost | Error::OutOfMemory => {
-                StatusCode::SERVICE_UNAVAILABLE
-            }
+            Error::TooManyConnections
+            | Error::TooManyStreams
+            | Error::NotReady(_)
+            | Error::DeviceLost
+            | Error::OutOfMemory => StatusCode::SERVICE_UNAVAILABLE,
             Error::DeadlineExceeded => StatusCode::GATEWAY_TIMEOUT,
             Error::NonFiniteLogits | Error::Internal => StatusCode::INTERNAL_SERVER_ERROR,
         }
@@ -142,11 +154,14 @@ impl Error {
             Error::UnknownPath(_) => "unknown_url",
             Error::MethodNotAllowed { .. } => "method_not_allowed",
             Error::NotJson => "unsupported_media_type",
+            Error::UnsupportedEncoding(_) => "unsupported_encoding",
+            Error::InvalidEncoding(_) => "invalid_encoding",
             Error::BodyTooLarge(_) => "body_too_large",
             Error::BodyTimeout(_) | Error::BodyTooSlow => "body_too_slow",
             Error::InvalidHost => "invalid_host",
             Error::HostNotAllowed(_) => "host_not_allowed",
             Error::TooManyConnections => "too_many_connections",
+            Error::TooManyStreams => "too_many_streams",
             Error::TooManyBodies => "too_many_bodies",
             Error::QueueFull(_) => "queue_full",
             Error::QueueTimeout(_) => "queue_too_slow",
@@ -185,6 +200,7 @@ impl Error {
             Error::TooManyBodies | Error::BodyTooSlow => Some(Duration::from_secs(1)),
             Error::QueueTimeout(_)
             | Error::TooManyConnections
+            | Error::TooManyStreams
             | Error::NotReady(_)
             | Error::DeviceLost
             | Error::OutOfMemory => Some(NOT_READY_RETRY),
@@ -228,6 +244,9 @@ impl IntoResponse for Error {
             }
             Error::MethodNotAllowed { allowed, .. } => {
                 headers.insert(ALLOW, HeaderValue::from_static(allowed));
+            }
+            Error::UnsupportedEncoding(_) => {
+                headers.insert(ACCEPT_ENCODING, HeaderValue::from_static(ACCEPTED));
             }
             _ => {}
         }

@@ -2,8 +2,10 @@
 
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use engine::{Engine, EventStream, Request, Status, SubmitError};
+use engine::{Capacity, Engine, EventStream, RecentStats, Request, Status, SubmitError};
 use futures_util::future::{BoxFuture, FutureExt};
+
+use crate::stats::HardwareStats;
 
 /// Generates tokens for the server.
 pub trait Generator: Send + Sync + 'static {
@@ -15,6 +17,17 @@ pub trait Generator: Send + Sync + 'static {
 
     /// Counters and gauges of the engine.
     fn status(&self) -> Status;
+
+    /// Token rates and latencies of the last seconds.
+    fn recent(&self) -> RecentStats;
+
+    /// Limits of the engine; `None` while it is loading.
+    fn capacity(&self) -> Option<Capacity>;
+
+    /// The device and the machine, for `/stats`. May block.
+    fn hardware(&self) -> HardwareStats {
+        HardwareStats::default()
+    }
 
     /// Additional gauges for `/metrics`.
     fn gauges(&self) -> Vec<Gauge>;
@@ -59,6 +72,14 @@ impl Generator for Engine {
         Engine::status(self)
     }
 
+    fn recent(&self) -> RecentStats {
+        Engine::recent(self)
+    }
+
+    fn capacity(&self) -> Option<Capacity> {
+        Some(Engine::capacity(self))
+    }
+
     fn not_ready(&self) -> Option<String> {
         let status = Engine::status(self);
         match status {
@@ -86,21 +107,39 @@ pub struct EngineSlot {
     stage: Mutex<String>,
     context_length: u32,
     gauges: Box<ReadGauges>,
+    hardware: Box<ReadHardware>,
 }
 
 /// Reads additional gauges.
 type ReadGauges = dyn Fn(&Status) -> Vec<Gauge> + Send + Sync;
 
+/// Reads the state of the device and the machine.
+type ReadHardware = dyn Fn(&Status) -> HardwareStats + Send + Sync;
+
 impl EngineSlot {
     /// An empty slot for an engine with this context length.
     pub fn new(context_length: u32, stage: &str) -> EngineSlot {
         let stage = Mutex::new(stage.to_owned());
-        EngineSlot { engine: OnceLock::new(), stage, context_length, gauges: Box::new(|_| vec![]) }
+        EngineSlot {
+            engine: OnceLock::new(),
+            stage,
+            context_length,
+            gauges: Box::new(|_| vec![]),
+            hardware: Box::new(|_| HardwareStats::default()),
+        }
     }
 
     /// Adds gauges to `/metrics`; they are read at every scrape.
     pub fn with_gauges(self, gauges: impl Fn(&Status) -> Vec<Gauge> + Send + Sync + 'static) -> EngineSlot {
         EngineSlot { gauges: Box::new(gauges), ..self }
+    }
+
+    /// Adds the device and the machine to `/stats`; they are read at every request.
+    pub fn with_hardware(
+        self,
+        hardware: impl Fn(&Status) -> HardwareStats + Send + Sync + 'static,
+    ) -> EngineSlot {
+        EngineSlot { hardware: Box::new(hardware), ..self }
     }
 
     /// Sets the loading stage that `/ready` shows.
@@ -130,6 +169,18 @@ impl Generator for EngineSlot {
 
     fn status(&self) -> Status {
         self.engine.get().map_or_else(Status::default, Engine::status)
+    }
+
+    fn recent(&self) -> RecentStats {
+        self.engine.get().map_or_else(RecentStats::default, Engine::recent)
+    }
+
+    fn capacity(&self) -> Option<Capacity> {
+        self.engine.get().map(Engine::capacity)
+    }
+
+    fn hardware(&self) -> HardwareStats {
+        (self.hardware)(&self.status())
     }
 
     fn not_ready(&self) -> Option<String> {

@@ -58,6 +58,7 @@ impl GrammarCache {
         let key = match &kind {
             ConstraintKind::JsonObject => String::new(),
             ConstraintKind::JsonSchema(schema) => schema.to_string(),
+            ConstraintKind::ToolCalls(calls, _) => format!("{calls:?}"),
             kind => format!("{kind:?}"),
         };
         let cached = |cache: &Mutex<LruCache>| cache.lock().unwrap_or_else(PoisonError::into_inner).get(&key);
@@ -80,18 +81,18 @@ impl GrammarCache {
                 ConstraintKind::Regex(regex) => compiler.regex(regex),
                 ConstraintKind::Choice(choices) => compiler.choice(choices),
                 ConstraintKind::Grammar(grammar) => compiler.grammar(grammar),
-                ConstraintKind::ToolCalls(calls) => compiler.tool_calls(calls),
+                ConstraintKind::ToolCalls(calls, _) => compiler.tool_calls(calls),
             };
-            let grammar = Arc::new(grammar.map_err(|error| match error {
-                grammar::Error::Tool { index, reason } => {
+            let grammar = Arc::new(grammar.map_err(|error| match (error, &kind) {
+                (grammar::Error::Tool { index, reason }, _) => {
                     let field = format!("tools[{index}].function.parameters");
                     Error::invalid_field(field, format!("cannot be used: {reason}"))
                 }
-                // The format of the output without calls.
-                grammar::Error::Invalid { subject: grammar::SCHEMA, .. } if field == "tools" => {
-                    Error::invalid_field("response_format.json_schema.schema", error)
-                }
-                error => Error::invalid_field(field, error),
+                (
+                    error @ grammar::Error::Invalid { subject: grammar::SCHEMA, .. },
+                    ConstraintKind::ToolCalls(_, format_field),
+                ) => Error::invalid_field(*format_field, error),
+                (error, _) => Error::invalid_field(field, error),
             })?);
             cache.lock().unwrap_or_else(PoisonError::into_inner).insert(key, grammar.clone());
             Ok((0..count).map(|_| grammar.matcher()).collect())

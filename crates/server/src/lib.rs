@@ -6,16 +6,19 @@
 //!    `connection` serves one and notices when its client is gone.
 //! 2. `router` maps paths to handlers, checks the host (`host`) and API keys (`auth`) and opens the request's span and
 //!    log entry (`access_log`). Handlers share one `state`.
-//! 3. `body` receives the body within limits of size, time and total memory (`budget`), or refuses it.
+//! 3. `body` receives the body within limits of size, time and total memory (`budget`), or refuses it; `encoding`
+//!    decompresses it.
 //! 4. `request` parses it into the types of `openai`, whose errors name the invalid field, and builds the engine
 //!    requests: chat template and tokenizer, sampling parameters, tools (`tools`).
 //! 5. `grammars` compiles `response_format` and tool schemas into token constraints.
 //! 6. `completion` submits the requests to a [`Generator`] and waits for admission.
 //! 7. `choice` turns the engine's events into text; `output` finds stop strings and tool calls in it; `emitted` tracks
-//!    which tokens are reported with logprobs.
+//!    which tokens are reported with logprobs; `timing` measures prefill and decoding.
 //! 8. `response` sends one JSON object or server-sent events. If the client disconnects, the streams are dropped,
 //!    which cancels the engine's requests.
-//! 9. `metrics` renders counters, gauges and histograms for Prometheus.
+//! 9. `metrics` renders counters, gauges and histograms for Prometheus, [`stats`] the current state for monitors.
+//!
+//! `webui` serves the web UI at `/`, which uses the same API.
 //!
 //! The crate contains no GPU code. Its tests run over real sockets with a scripted generator.
 //!
@@ -54,6 +57,7 @@ mod config;
 mod connection;
 mod connections;
 mod emitted;
+mod encoding;
 mod error;
 mod generator;
 mod grammars;
@@ -70,7 +74,10 @@ mod request;
 mod response;
 mod router;
 mod state;
+pub mod stats;
+mod timing;
 mod tools;
+mod webui;
 
 pub use config::{Config, Model};
 pub use generator::{EngineSlot, Gauge, Generator};

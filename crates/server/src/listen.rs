@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
@@ -50,8 +50,12 @@ impl Handle {
 /// The server's routes without a listener, for an application that has its own, and the handle that drains them.
 ///
 /// The limits of `config` on connections (headers, stalled clients, number of connections) belong to the listener
-/// and do not apply.
+/// and do not apply. Neither does `webui`: the path `/` is the application's.
 pub fn router(config: Config, model: Model, generator: Arc<dyn Generator>) -> io::Result<(Router, Handle)> {
+    with_handle(Config { webui: false, ..config }, model, generator)
+}
+
+fn with_handle(config: Config, model: Model, generator: Arc<dyn Generator>) -> io::Result<(Router, Handle)> {
     let (phase, phases) = watch::channel(Phase::Running);
     Ok((routes(config, model, generator, phases)?, Handle(phase)))
 }
@@ -70,7 +74,7 @@ impl Server {
         model: Model,
         generator: Arc<dyn Generator>,
     ) -> io::Result<Server> {
-        let (router, Handle(phase)) = router(config.clone(), model, generator)?;
+        let (router, Handle(phase)) = with_handle(config.clone(), model, generator)?;
         let listener = TcpListener::bind(address).await?;
         Ok(Server { listener, router, config, phase })
     }
@@ -99,20 +103,19 @@ impl Server {
             connections.no_requests().await;
         };
         let mut drained = std::pin::pin!(drained);
+        let mut waiting = None;
         loop {
             let accepted = tokio::select! {
                 biased;
                 () = wait_past(&mut stopped, Phase::Draining) => break,
                 () = drained.as_mut() => break,
                 Some(_) = tasks.join_next() => continue,
-                accepted = async {
-                    connections.room().await;
-                    listener.accept().await
-                } => accepted,
+                accepted = next(&listener, &mut waiting, &connections) => accepted,
             };
             match accepted {
-                Ok((stream, _)) => {
-                    tasks.spawn(connection::serve(stream, connections.open(), service.clone()));
+                Ok(stream) => {
+                    let open = connections.open(&stream);
+                    tasks.spawn(connection::serve(stream, open, service.clone()));
                 }
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a connection");
@@ -129,4 +132,20 @@ impl Server {
             () = tokio::time::sleep(CLOSE_TIMEOUT) => tasks.shutdown().await,
         }
     }
+}
+
+/// Accepts a connection and makes room for it. `waiting` keeps it if the future is dropped before there is room.
+async fn next(
+    listener: &TcpListener,
+    waiting: &mut Option<Arc<TcpStream>>,
+    connections: &Connections,
+) -> io::Result<Arc<TcpStream>> {
+    let stream = match waiting.take() {
+        Some(stream) => stream,
+        None => Arc::new(listener.accept().await?.0),
+    };
+    *waiting = Some(stream.clone());
+    connections.room().await;
+    *waiting = None;
+    Ok(stream)
 }

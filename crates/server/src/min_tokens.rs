@@ -49,6 +49,10 @@ impl TokenConstraint for MinTokens {
         self.inner.as_ref().is_some_and(|inner| inner.is_finished())
     }
 
+    fn is_lifted(&self) -> bool {
+        self.left == 0 && self.inner.as_ref().is_none_or(|inner| inner.is_lifted())
+    }
+
     fn fork(&self) -> Box<dyn TokenConstraint> {
         let inner = self.inner.as_ref().map(|inner| inner.fork());
         Box::new(MinTokens { inner, stop_token_ids: self.stop_token_ids.clone(), left: self.left })

@@ -4,6 +4,7 @@ use serde_json::{Map, Value, json};
 use utoipa::{PartialSchema, ToSchema};
 
 use crate::config::{Config, Model};
+use crate::encoding::ACCEPTED;
 use crate::error::ErrorBody;
 use crate::openai::options::{MAX_BIASES, MAX_STOPS};
 use crate::openai::tools::{MAX_TOOLS, NAME_PATTERN};
@@ -47,6 +48,13 @@ pub(crate) fn document(model: &Model, config: &Config) -> Value {
                     false,
                 ),
             },
+            "/stats": {
+                "get": operation(
+                    "Current state",
+                    json!({ "200": untyped("Requests, rates, latencies, memory and machine", "application/json") }),
+                    true,
+                ),
+            },
             "/openapi.json": {
                 "get": operation(
                     "This document",
@@ -76,8 +84,11 @@ fn completion<T: ToSchema>(summary: &str, schemas: &[&str; 2]) -> Value {
         json!({ "200": { "description": "The completion: one object, or a stream", "content": content } });
     let mut operation = operation(summary, responses, true);
     let body = json!({ "allOf": [reference(&T::name()), reference(&Options::name())] });
-    operation["requestBody"] =
-        json!({ "required": true, "content": { "application/json": { "schema": body } } });
+    operation["requestBody"] = json!({
+        "required": true,
+        "description": format!("JSON; its Content-Encoding may be one of {ACCEPTED}"),
+        "content": { "application/json": { "schema": body } },
+    });
     json!({ "post": operation })
 }
 
@@ -149,13 +160,23 @@ fn refine(schemas: &mut Map<String, Value>, model: &Model, config: &Config) {
     let is_true = |field: &str| json!({ "required": [field], "properties": { field: { "const": true } } });
     set("Options", "", "anyOf", json!([unset("stream_options"), is_true("stream")]));
     set("ChatRequest", "", "anyOf", json!([unset("top_logprobs"), is_true("logprobs")]));
-    let no_echo = json!({ "properties": { "echo": { "enum": [null, false] } } });
-    let logprobs = json!({ "anyOf": [unset("logprobs"), no_echo] });
-    // `best_of` may also equal `n`, which JSON Schema cannot express.
-    set("CompletionRequest", "/properties/best_of", "enum", json!([null, 1]));
-    let one_choice = json!({ "properties": { "n": { "enum": [null, 1] } } });
-    let best_of = json!({ "anyOf": [unset("best_of"), one_choice] });
-    set("CompletionRequest", "", "allOf", json!([logprobs, best_of]));
+    let at_least_one = json!({ "max_tokens": { "minimum": 1 }, "max_completion_tokens": { "minimum": 1 } });
+    for (field, minimum) in at_least_one.as_object().expect("an object") {
+        set("ChatRequest", "/properties", field, minimum.clone());
+    }
+    let scores_prompt = json!({
+        "required": ["echo", "logprobs"],
+        "properties": { "echo": { "const": true }, "logprobs": { "type": "integer" } },
+    });
+    let max_tokens = json!({ "anyOf": [{ "properties": at_least_one }, scores_prompt] });
+    // `best_of` is at least `n`, which JSON Schema cannot express: only one of them may be above 1 here. It may also
+    // equal `n` in a stream.
+    set("CompletionRequest", "/properties/best_of", "maximum", json!(config.max_choices));
+    let one = |field: &str| json!({ "properties": { field: { "enum": [null, 1] } } });
+    let one_choice = json!({ "anyOf": [unset("best_of"), one("n")] });
+    let no_stream = json!({ "properties": { "stream": { "enum": [null, false] } } });
+    let whole = json!({ "anyOf": [one("best_of"), no_stream] });
+    set("CompletionRequest", "", "allOf", json!([max_tokens, one_choice, whole]));
     set("ChatRequest", "/properties/tools", "maxItems", json!(MAX_TOOLS));
     set("ChatRequest", "/properties/functions", "maxItems", json!(0));
     set("ChatRequest", "/properties/function_call", "type", json!("null"));
@@ -185,7 +206,9 @@ fn refine(schemas: &mut Map<String, Value>, model: &Model, config: &Config) {
     set("StopSchema", "/oneOf/0", "minLength", json!(1));
     set("StopSchema", "/oneOf/1/items", "minLength", json!(1));
     set("StopSchema", "/oneOf/1", "maxItems", json!(MAX_STOPS));
-    set("CompletionRequest", "/properties/suffix", "enum", json!([null, ""]));
+    if model.tokenizer.fim().is_none() {
+        set("CompletionRequest", "/properties/suffix", "enum", json!([null, ""]));
+    }
     for list in 1..=3 {
         // Without it an empty list would match all three, and `oneOf` allows one match only.
         set("PromptSchema", &format!("/oneOf/{list}"), "minItems", json!(1));

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use engine::{Token, Usage};
-use text::{StopMatcher, ToolCallEvent, ToolCallParser};
+use text::{Detokenizer, StopMatcher, ToolCallEvent, ToolCallParser};
 
 use crate::emitted::{EmittedToken, PendingTokens};
 use crate::error::Error;
@@ -17,8 +17,8 @@ pub(crate) enum OutputPart {
     ToolCall { name: String },
     /// More of the last call's arguments, not empty.
     Arguments(String),
-    /// End of the choice.
-    Finished { reason: &'static str, usage: Usage },
+    /// End of the choice. `mean_logprob` is the mean log probability of its tokens.
+    Finished { reason: &'static str, usage: Usage, mean_logprob: f64 },
     /// The choice failed.
     Failed(Error),
 }
@@ -90,6 +90,19 @@ impl OutputParser {
     /// Adds the last part.
     pub(crate) fn push_last(&mut self, part: OutputPart) {
         self.parts.push_back(part);
+    }
+
+    /// Adds the echoed prompt with its tokens; see [`PendingTokens::emit_prompt`].
+    pub(crate) fn push_prompt(
+        &mut self,
+        echo: String,
+        first: u32,
+        tokens: Vec<Token>,
+        detokenizer: Detokenizer,
+    ) {
+        let pending = self.pending.as_mut();
+        let tokens = pending.map(|pending| pending.emit_prompt(first, tokens, &echo, detokenizer));
+        self.push_part(echo, tokens.unwrap_or_default());
     }
 
     /// Adds a token and the text that it completed.

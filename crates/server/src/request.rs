@@ -3,7 +3,9 @@
 use std::num::NonZeroU32;
 
 use engine::Request;
-use text::{DecodeSpecial, Detokenizer, Message, PromptEnd, StopMatcher, ToolSupport};
+use text::{
+    DecodeSpecial, Detokenizer, EncodeSpecial, FimTokens, Message, PromptEnd, StopMatcher, ToolSupport,
+};
 
 use crate::config::{Config, Model};
 use crate::error::Error;
@@ -29,10 +31,14 @@ pub(crate) enum Endpoint {
 pub(crate) struct ParsedRequest {
     pub(crate) endpoint: Endpoint,
     pub(crate) options: Options,
-    /// One engine request per choice: `n` for the first prompt, `n` for the second, and so on.
+    /// Choices to generate per prompt: `n`, or more if the best of them are returned.
+    pub(crate) candidates: u32,
+    /// One engine request per candidate: those of the first prompt, those of the second, and so on.
     pub(crate) requests: Vec<Request>,
     /// Text that each choice starts with: its prompt if `echo` is set, else empty.
     pub(crate) echoes: Vec<String>,
+    /// Whether log probabilities of the echoed prompts are reported.
+    pub(crate) scores_prompt: bool,
     /// Constraint on the output; taken when it is compiled to a grammar.
     pub(crate) constraint: Option<Constraint>,
     /// The field of the constraint.
@@ -63,41 +69,63 @@ impl ParsedRequest {
         let mut sampling = options.sampling(&model.sampling, model.token_count() as usize)?;
         let mut constraint = options.constraint()?;
         let mut tool_calls = None;
-        let (prompts, top_logprobs) = match endpoint {
+        let mut candidates = options.n();
+        // Tokens that end a completion.
+        let mut end_token_ids = model.stop_token_ids.clone();
+        let (prompts, top_logprobs, echo) = match endpoint {
             Endpoint::Chat => {
                 let chat: ChatRequest = openai::parse(body)?;
                 let top_logprobs = chat.top_logprobs()?;
                 let prompt = chat_prompt(chat, model, tool_support, &mut constraint)?;
-                if let Some(ConstraintKind::ToolCalls(grammar)) = constraint.as_ref().map(|found| &found.kind)
+                if let Some(ConstraintKind::ToolCalls(grammar, _)) =
+                    constraint.as_ref().map(|found| &found.kind)
                 {
                     tool_calls = Some(ToolCallParsing::new(grammar));
                 }
-                (vec![(prompt, String::new())], top_logprobs)
+                (vec![(prompt, String::new())], top_logprobs, false)
             }
             Endpoint::Completions => {
                 let completion: CompletionRequest = openai::parse(body)?;
                 let top_logprobs = completion.top_logprobs()?;
-                (completion_prompts(completion, &options, model, config)?, top_logprobs)
+                let echo = completion.echo();
+                candidates = completion.candidates(&options, config.max_choices)?;
+                if completion.suffix().is_some() {
+                    let more = fim_tokens(model)?.stop_token_ids.iter();
+                    end_token_ids.extend(more.filter(|id| !model.stop_token_ids.contains(id)));
+                    if echo && top_logprobs.is_some() {
+                        let message = "cannot be combined with 'echo' and 'logprobs': the echoed prompt is not what \
+                                       the model reads";
+                        return Err(Error::invalid_field("suffix", message));
+                    }
+                }
+                (completion_prompts(completion, candidates, model, config)?, top_logprobs, echo)
             }
         };
+        let scores_prompt = echo && top_logprobs.is_some();
+        if !scores_prompt {
+            options.require_completion()?;
+        }
         if constraint.is_some() && options.ignores_eos() {
             let message = "cannot be combined with a constraint, which decides where the output ends";
             return Err(Error::invalid_field("ignore_eos", message));
         }
         // A tiny vocabulary may have fewer tokens than requested.
-        sampling.top = top_logprobs.unwrap_or(0).min(model.vocab_size);
-        let stop_token_ids = options.stop_token_ids(&model.stop_token_ids, model.token_count() as usize)?;
+        let top = top_logprobs.unwrap_or(0).min(model.vocab_size);
+        sampling.top = top;
+        let stop_token_ids = options.stop_token_ids(&end_token_ids, model.token_count() as usize)?;
         let seed = options.seed.map_or_else(random::number, |seed| seed as u64);
         let (mut requests, mut echoes) = (Vec::new(), Vec::new());
         for (prompt, echo) in prompts {
             let max_tokens = max_tokens(endpoint, prompt.len(), &options, config, context_length)?;
-            for choice in 0..options.n() {
+            for choice in 0..candidates {
                 let mut sampling = sampling.clone();
                 sampling.seed = choice_seed(seed, choice);
                 requests.push(Request {
                     sampling,
                     stop_token_ids: stop_token_ids.clone(),
-                    ..Request::new(prompt.clone(), max_tokens)
+                    max_tokens,
+                    prompt_logprobs: scores_prompt.then_some(top),
+                    ..Request::new(prompt.clone(), NonZeroU32::MIN)
                 });
                 echoes.push(echo.clone());
             }
@@ -107,8 +135,10 @@ impl ParsedRequest {
         Ok(ParsedRequest {
             endpoint,
             options,
+            candidates,
             requests,
             echoes,
+            scores_prompt,
             constraint,
             constraint_field,
             tool_calls,
@@ -133,7 +163,7 @@ fn max_tokens(
     options: &Options,
     config: &Config,
     context_length: u32,
-) -> Result<NonZeroU32, Error> {
+) -> Result<u32, Error> {
     let max_prompt = config.max_prompt_tokens.map_or(context_length, |max| max.min(context_length));
     let spare = u32::try_from(prompt_tokens).ok().and_then(|tokens| max_prompt.checked_sub(tokens));
     let Some(spare) = spare else {
@@ -150,7 +180,7 @@ fn max_tokens(
         return Err(Error::invalid_field("min_tokens", message));
     }
     // Requesting more than fits is not an error: the completion ends with `length`.
-    NonZeroU32::new(requested.min(available)).ok_or(Error::invalid_field("max_tokens", "is 0"))
+    Ok(requested.min(available))
 }
 
 /// Seed of a choice. The first choice is the one that `n` = 1 gives; the others differ from it, and the same seed
@@ -182,31 +212,54 @@ fn chat_prompt(
     let format = tools::call_format(tool_support, &model.id, tool_options.is_some(), &messages)?;
     let tool_options = tool_options.unwrap_or_default();
     if let Some(format) = format {
+        let format_field = constraint.as_ref().map_or("response_format", |constraint| constraint.field);
         let grammar = tools::call_grammar(&tool_options, format, constraint.take())?;
-        *constraint = Some(Constraint::tool_calls(grammar));
+        *constraint = Some(Constraint::tool_calls(grammar, format_field));
     }
     let tokens =
         template.encode_with_tools(&model.tokenizer, &messages, &tool_options.tools, &prompt_options);
     tokens.map_err(|e| Error::invalid_field("messages", e))
 }
 
+/// The tokens for filling in the middle; an error if the model has none.
+fn fim_tokens(model: &Model) -> Result<&FimTokens, Error> {
+    model.tokenizer.fim().ok_or_else(|| {
+        let message = format!(
+            "the vocabulary of '{}' has no tokens for filling in the middle: leave it out, or serve a model that was \
+             trained for it, such as Qwen 2.5 Coder",
+            model.id
+        );
+        Error::UnsupportedByModel { param: "suffix".to_owned(), message }
+    })
+}
+
 /// The prompts as tokens, each with the text to echo (empty without `echo`).
 fn completion_prompts(
     completion: CompletionRequest,
-    options: &Options,
+    candidates: u32,
     model: &Model,
     config: &Config,
 ) -> Result<Vec<(Vec<u32>, String)>, Error> {
     let tokenizer = &model.tokenizer;
     let echo = completion.echo();
-    let prompts = completion.into_prompts(model.token_count() as usize, options.n(), config.max_choices)?;
+    let suffix = match completion.suffix() {
+        Some(suffix) => Some((fim_tokens(model)?, suffix.to_owned())),
+        None => None,
+    };
+    let prompts = completion.into_prompts(model.token_count() as usize, candidates, config.max_choices)?;
     let encode = |prompt| {
         let (tokens, text) = match prompt {
+            // Code may contain the names of control tokens, and the prompt has its own.
+            Prompt::Text(text) if suffix.is_some() => (tokenizer.encode(&text, EncodeSpecial::AsText), text),
             Prompt::Text(text) => (tokenizer.encode_prompt(&text), text),
             Prompt::Tokens(tokens) => {
                 let text = if echo { tokenizer.decode(&tokens, DecodeSpecial::Skip) } else { String::new() };
                 (tokens, text)
             }
+        };
+        let tokens = match &suffix {
+            Some((fim, suffix)) => tokenizer.encode_fim(fim, &tokens, suffix),
+            None => tokens,
         };
         if tokens.is_empty() {
             return Err(Error::invalid_field("prompt", "has no tokens: the model needs at least one"));

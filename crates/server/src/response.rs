@@ -12,17 +12,19 @@ use serde::Serialize;
 use text::Tokenizer;
 
 use crate::access_log::LogEntry;
-use crate::choice::ChoiceStream;
+use crate::choice::{ChoicePart, ChoiceStream};
 use crate::config::Config;
 use crate::emitted::EmittedToken;
 use crate::error::Error;
 use crate::openai::{
     AssistantMessage, ChatChoice, ChatChunkChoice, ChatLogprobs, Completion, Delta, FunctionCall,
-    FunctionCallDelta, ResponseHead, TextChoice, TextLogprobs, ToolCall, ToolCallDelta, ToolType, Usage,
+    FunctionCallDelta, ResponseHead, TextChoice, TextLogprobs, Timings, ToolCall, ToolCallDelta, ToolType,
+    Usage, UsageCost,
 };
 use crate::output::OutputPart;
 use crate::random;
 use crate::request::Endpoint;
+use crate::timing::Timing;
 
 /// A request whose choices are being generated.
 pub(crate) struct Generation {
@@ -31,8 +33,12 @@ pub(crate) struct Generation {
     pub(crate) choices: Vec<ChoiceStream>,
     /// Text that each choice starts with.
     pub(crate) echoes: Vec<String>,
-    /// Choices per prompt.
+    /// Choices per prompt in the response.
     pub(crate) n: u32,
+    /// Choices per prompt that are generated: the best `n` of them are returned.
+    pub(crate) candidates: u32,
+    /// Whether the response contains timings.
+    pub(crate) timings: bool,
     /// Whether choices may contain tool calls.
     pub(crate) has_tools: bool,
     /// Gives the text of tokens in logprobs.
@@ -40,18 +46,49 @@ pub(crate) struct Generation {
     pub(crate) log: Arc<LogEntry>,
 }
 
-/// Sum of the usage of all choices.
+/// Sums of the usage and the timing of all choices.
 struct UsageTotal {
-    n: u32,
+    candidates: u32,
+    /// Whether what the tokens cost is part of the usage.
+    detailed: bool,
     usage: Usage,
+    /// Unknown if that of a choice is.
+    joules: Option<f64>,
+    decode_bytes: u64,
+    decode_tokens: u64,
+    timing: Timing,
     log: Arc<LogEntry>,
 }
 
 impl UsageTotal {
-    fn add(&mut self, index: u32, usage: engine::Usage) {
+    fn new(candidates: u32, detailed: bool, log: Arc<LogEntry>) -> UsageTotal {
+        let (usage, timing) = (Usage::default(), Timing::default());
+        UsageTotal {
+            candidates,
+            detailed,
+            usage,
+            joules: Some(0.0),
+            decode_bytes: 0,
+            decode_tokens: 0,
+            timing,
+            log,
+        }
+    }
+
+    fn usage(&self) -> Usage {
+        let tokens = self.timing.generated_tokens;
+        let cost = || UsageCost::new(self.joules, tokens, self.decode_bytes, self.decode_tokens);
+        self.usage.with_cost(self.detailed.then(cost))
+    }
+
+    fn add(&mut self, index: u32, usage: engine::Usage, timing: Timing) {
         // A prompt counts once, with its first choice.
-        let first = index.is_multiple_of(self.n);
+        let first = index.is_multiple_of(self.candidates);
         self.usage.add(usage, first);
+        self.timing += timing;
+        self.joules = self.joules.zip(usage.joules).map(|(sum, joules)| sum + joules);
+        self.decode_bytes += usage.decode_bytes;
+        self.decode_tokens += u64::from(usage.decode_tokens);
         if first {
             self.log.add_cached_tokens(usage.cached_tokens);
         }
@@ -69,18 +106,19 @@ impl Generation {
 
     /// Collects all choices into one response.
     pub(crate) async fn into_response(self) -> Result<Response, Error> {
-        let Generation { endpoint, head, choices, echoes, n, tokenizer, log, .. } = self;
-        let mut total = UsageTotal { n, usage: Usage::default(), log: log.clone() };
+        let Generation { endpoint, head, choices, echoes, n, candidates, timings, tokenizer, log, .. } = self;
+        let mut total = UsageTotal::new(candidates, timings, log.clone());
         let logprobs = choices.iter().any(|choice| choice.output.has_logprobs());
         let empty = |text| CollectedChoice {
             text,
             tool_calls: vec![],
             tokens: logprobs.then(Vec::new),
             finish_reason: "",
+            mean_logprob: 0.0,
         };
         let mut finished: Vec<CollectedChoice> = echoes.into_iter().map(empty).collect();
         let mut parts = merge_parts(choices);
-        while let Some((index, part)) = parts.next().await {
+        while let Some(ChoicePart { index, part, timing }) = parts.next().await {
             let choice = &mut finished[index as usize];
             match part {
                 OutputPart::Text(text, tokens) => {
@@ -92,24 +130,28 @@ impl Generation {
                     let call = choice.tool_calls.last_mut().expect("arguments follow the start of a call");
                     call.function.arguments.push_str(&text);
                 }
-                OutputPart::Finished { reason, usage } => {
+                OutputPart::Finished { reason, usage, mean_logprob } => {
                     choice.finish_reason = reason;
-                    total.add(index, usage);
+                    choice.mean_logprob = mean_logprob;
+                    total.add(index, usage, timing);
                 }
                 OutputPart::Failed(error) => return Err(error),
             }
         }
         log.set_outcome("success");
-        let finished = finished.into_iter().zip(0..);
-        let usage = Some(Some(total.usage));
+        let finished = select_best(finished, candidates as usize, n as usize).into_iter().zip(0..);
+        let usage = Some(Some(total.usage()));
+        let timings = timings.then(|| total.timing.into());
         Ok(match endpoint {
             Endpoint::Chat => {
                 let choices = finished.map(|(choice, index)| choice.into_chat(index, &tokenizer)).collect();
-                Json(Completion::new(&head, "chat.completion", choices, usage)).into_response()
+                let completion = Completion::new(&head, "chat.completion", choices, usage);
+                Json(completion.with_timings(timings)).into_response()
             }
             Endpoint::Completions => {
                 let choices = finished.map(|(choice, index)| choice.into_text(index, &tokenizer)).collect();
-                Json(Completion::new(&head, "text_completion", choices, usage)).into_response()
+                let completion = Completion::new(&head, "text_completion", choices, usage);
+                Json(completion.with_timings(timings)).into_response()
             }
         })
     }
@@ -124,12 +166,13 @@ impl Generation {
     }
 
     fn events(self, include_usage: bool) -> impl Stream<Item = Result<Event, Infallible>> + Send + 'static {
-        let Generation { endpoint, head, choices, echoes, n, has_tools, tokenizer, log } = self;
-        let chunks = ChunkWriter { endpoint, head, tokenizer, include_usage, has_tools };
+        let Generation { endpoint, head, choices, echoes, candidates, has_tools, tokenizer, log, .. } = self;
+        let chunks = ChunkWriter { endpoint, head, tokenizer, include_usage, has_tools, timings: None };
         let first = |(echo, index): (String, u32)| chunks.first(index, echo);
         let source = EventSource {
             queued: echoes.into_iter().zip(0..).filter_map(first).collect(),
-            total: UsageTotal { n, usage: Usage::default(), log: log.clone() },
+            total: UsageTotal::new(candidates, self.timings, log.clone()),
+            timings: self.timings,
             call_counts: vec![0; choices.len()],
             parts: merge_parts(choices),
             chunks,
@@ -147,11 +190,12 @@ struct CollectedChoice {
     /// If logprobs were requested.
     tokens: Option<Vec<EmittedToken>>,
     finish_reason: &'static str,
+    mean_logprob: f64,
 }
 
 impl CollectedChoice {
     fn into_chat(self, index: u32, tokenizer: &Tokenizer) -> ChatChoice {
-        let CollectedChoice { text, tool_calls, tokens, finish_reason } = self;
+        let CollectedChoice { text, tool_calls, tokens, finish_reason, .. } = self;
         // `content` is null for a message that only calls tools.
         let content = Some(text).filter(|text| tool_calls.is_empty() || !text.is_empty());
         let logprobs = tokens.map(|tokens| ChatLogprobs::new(&tokens, tokenizer));
@@ -166,8 +210,22 @@ impl CollectedChoice {
     }
 }
 
+/// Of every `candidates` choices the `n` with the highest mean logprob, the best one first.
+fn select_best(choices: Vec<CollectedChoice>, candidates: usize, n: usize) -> Vec<CollectedChoice> {
+    if candidates == n {
+        return choices;
+    }
+    let (mut choices, mut selected) = (choices.into_iter(), Vec::new());
+    while choices.len() > 0 {
+        let mut group: Vec<CollectedChoice> = choices.by_ref().take(candidates).collect();
+        group.sort_by(|a, b| b.mean_logprob.total_cmp(&a.mean_logprob));
+        selected.extend(group.into_iter().take(n));
+    }
+    selected
+}
+
 /// Merges the parts of all choices in order of arrival.
-fn merge_parts(choices: Vec<ChoiceStream>) -> SelectAll<BoxStream<'static, (u32, OutputPart)>> {
+fn merge_parts(choices: Vec<ChoiceStream>) -> SelectAll<BoxStream<'static, ChoicePart>> {
     stream::select_all(choices.into_iter().map(ChoiceStream::parts))
 }
 
@@ -181,8 +239,10 @@ fn new_tool_call(name: String) -> ToolCall {
 struct EventSource {
     /// Events to send before the next part.
     queued: VecDeque<Event>,
-    parts: SelectAll<BoxStream<'static, (u32, OutputPart)>>,
+    parts: SelectAll<BoxStream<'static, ChoicePart>>,
     chunks: ChunkWriter,
+    /// Whether chunks contain timings.
+    timings: bool,
     /// Tool calls started by each choice.
     call_counts: Vec<u32>,
     total: UsageTotal,
@@ -198,7 +258,10 @@ impl EventSource {
         if self.finished {
             return None;
         }
-        Some(match self.parts.next().await {
+        let next = self.parts.next().await;
+        let timing = next.as_ref().map_or(self.total.timing, |next| next.timing);
+        self.chunks.timings = self.timings.then(|| timing.into());
+        Some(match next.map(|next| (next.index, next.part)) {
             Some((index, OutputPart::Text(text, tokens))) => self.chunks.text(index, text, &tokens),
             Some((index, OutputPart::ToolCall { name })) => {
                 let count = &mut self.call_counts[index as usize];
@@ -213,8 +276,8 @@ impl EventSource {
                 let call = self.call_counts[index as usize].saturating_sub(1);
                 self.chunks.tool_call(index, ToolCallDelta { index: call, id: None, r#type: None, function })
             }
-            Some((index, OutputPart::Finished { reason, usage })) => {
-                self.total.add(index, usage);
+            Some((index, OutputPart::Finished { reason, usage, .. })) => {
+                self.total.add(index, usage, timing);
                 self.chunks.finish(index, reason)
             }
             Some((_, OutputPart::Failed(error))) => {
@@ -232,7 +295,7 @@ impl EventSource {
                     return Some(done);
                 }
                 self.queued.push_back(done);
-                self.chunks.usage(self.total.usage)
+                self.chunks.usage(self.total.usage())
             }
         })
     }
@@ -251,6 +314,8 @@ struct ChunkWriter {
     include_usage: bool,
     /// Whether choices may contain tool calls.
     has_tools: bool,
+    /// Timings of the next chunk.
+    timings: Option<Timings>,
 }
 
 impl ChunkWriter {
@@ -293,7 +358,7 @@ impl ChunkWriter {
             Endpoint::Chat => "chat.completion.chunk",
             Endpoint::Completions => "text_completion",
         };
-        event(&Completion::<()>::new(&self.head, object, vec![], Some(Some(usage))))
+        self.event(Completion::<()>::new(&self.head, object, vec![], Some(Some(usage))))
     }
 
     fn chat(
@@ -306,7 +371,7 @@ impl ChunkWriter {
         let logprobs = (!tokens.is_empty()).then(|| ChatLogprobs::new(tokens, &self.tokenizer));
         let choice = ChatChunkChoice { index, delta, logprobs, finish_reason };
         let usage = self.include_usage.then_some(None);
-        event(&Completion::new(&self.head, "chat.completion.chunk", vec![choice], usage))
+        self.event(Completion::new(&self.head, "chat.completion.chunk", vec![choice], usage))
     }
 
     fn completion(
@@ -319,6 +384,10 @@ impl ChunkWriter {
         let logprobs = (!tokens.is_empty()).then(|| TextLogprobs::new(tokens, &self.tokenizer));
         let choice = TextChoice { index, text, logprobs, finish_reason };
         let usage = self.include_usage.then_some(None);
-        event(&Completion::new(&self.head, "text_completion", vec![choice], usage))
+        self.event(Completion::new(&self.head, "text_completion", vec![choice], usage))
+    }
+
+    fn event<C: Serialize>(&self, chunk: Completion<C>) -> Event {
+        event(&chunk.with_timings(self.timings))
     }
 }

@@ -26,6 +26,8 @@ use crate::openai::{ModelInfo, ModelList};
 use crate::phase::Phase;
 use crate::request::Endpoint;
 use crate::state::AppState;
+use crate::stats::{stats, stats_stream};
+use crate::webui::webui;
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
@@ -38,6 +40,7 @@ pub(crate) fn routes(
     phase: watch::Receiver<Phase>,
 ) -> std::io::Result<Router> {
     let cors = auth::cors_layer(&config.cors_origins)?;
+    let has_webui = config.webui;
     let app = Arc::new(AppState::new(config, model, generator, phase)?);
     let v1 = Router::new()
         .route(CHAT, post(chat))
@@ -48,12 +51,22 @@ pub(crate) fn routes(
         .layer(CatchPanicLayer::custom(panicked))
         .layer(middleware::from_fn_with_state(app.clone(), authorize))
         .layer(middleware::from_fn_with_state(app.clone(), log_request));
+    let stats_routes = Router::new()
+        .route("/stats", get(stats))
+        .route("/stats/stream", get(stats_stream))
+        .layer(middleware::from_fn_with_state(app.clone(), authorize));
+    let webui = match has_webui {
+        true => Router::new().route("/", get(webui)),
+        false => Router::new(),
+    };
     let router = Router::new()
         .route("/health", get(async || Json(json!({ "status": "alive" }))))
         .route("/ready", get(ready))
         .route("/metrics", get(prometheus))
         .route("/openapi.json", get(openapi))
         .merge(v1)
+        .merge(stats_routes)
+        .merge(webui)
         .method_not_allowed_fallback(method_not_allowed)
         .fallback(unknown_path)
         .layer(CatchPanicLayer::custom(panicked))
@@ -87,10 +100,19 @@ fn panicked(_: Box<dyn std::any::Any + Send>) -> Response {
 
 /// Runs a request in its span, with its log entry. Sets the outcome, except of streams: they set it when they end.
 async fn log_request(State(app): State<Arc<AppState>>, mut request: Request, next: Next) -> Response {
-    let (method, path) = (request.method().to_string(), request.uri().path().to_owned());
-    let log = Arc::new(LogEntry::new(method, path, request.headers(), app.metrics.clone()));
+    let log = log_entry(&app, &request);
     request.extensions_mut().insert(log.clone());
-    let mut response = next.run(request).instrument(log.span.clone()).await;
+    let response = next.run(request).instrument(log.span.clone()).await;
+    with_outcome(&log, response)
+}
+
+fn log_entry(app: &AppState, request: &Request) -> Arc<LogEntry> {
+    let (method, path) = (request.method().to_string(), request.uri().path().to_owned());
+    Arc::new(LogEntry::new(method, path, request.headers(), app.metrics.clone()))
+}
+
+/// Sets the outcome of a request, and the request id of its response.
+fn with_outcome(log: &LogEntry, mut response: Response) -> Response {
     match response.extensions().get::<Error>() {
         Some(error) => log.set_outcome(error.code()),
         None if is_event_stream(response.headers()) => {}
@@ -108,7 +130,10 @@ fn is_event_stream(headers: &HeaderMap) -> bool {
 async fn check_host(State(app): State<Arc<AppState>>, request: Request, next: Next) -> Response {
     match app.hosts.check(&request) {
         Ok(()) => next.run(request).await,
-        Err(error) => app.bodies.refuse(request, error),
+        Err(error) => {
+            let log = log_entry(&app, &request);
+            with_outcome(&log, app.bodies.refuse(request, error))
+        }
     }
 }
 

@@ -1,10 +1,11 @@
 //! State shared by all handlers.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use serde_json::Value;
 use text::ToolSupport;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 use crate::auth::ApiKeys;
 use crate::body::BodyLimits;
@@ -15,6 +16,7 @@ use crate::grammars::GrammarCache;
 use crate::host::HostCheck;
 use crate::metrics::Metrics;
 use crate::phase::Phase;
+use crate::stats::MAX_STREAMS;
 
 /// State shared by all handlers.
 pub(crate) struct AppState {
@@ -28,6 +30,11 @@ pub(crate) struct AppState {
     pub(crate) grammars: GrammarCache,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) phase: watch::Receiver<Phase>,
+    /// Streams of statistics that may still be opened.
+    pub(crate) stats_streams: Arc<Semaphore>,
+    /// Held while statistics are read.
+    pub(crate) stats_reader: Arc<Semaphore>,
+    pub(crate) started: Instant,
     /// `/openapi.json`. Constant while the server runs.
     pub(crate) openapi: Value,
 }
@@ -55,6 +62,9 @@ impl AppState {
             model,
             generator,
             phase,
+            stats_streams: Arc::new(Semaphore::new(MAX_STREAMS)),
+            stats_reader: Arc::new(Semaphore::new(1)),
+            started: Instant::now(),
         })
     }
 

@@ -84,7 +84,7 @@ pub(crate) fn call_grammar(
         Some(ConstraintKind::Regex(_) | ConstraintKind::Choice(_) | ConstraintKind::Grammar(_)) => {
             return Err(Error::invalid_field(field, "cannot be combined with 'tools'; a JSON schema can"));
         }
-        Some(ConstraintKind::ToolCalls(_)) | None => NonCallOutput::Text,
+        Some(ConstraintKind::ToolCalls(..)) | None => NonCallOutput::Text,
     };
     let tools = options.allowed.iter().map(spec).collect();
     Ok(ToolCallGrammar { format: format.clone(), tools, parallel: options.parallel, without_calls })

@@ -4,9 +4,9 @@ mod common;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use common::{CACHED, Fixture, MODEL, Mock, chat, completion, tokenizer};
+use common::{CACHED, Fixture, MODEL, Mock, chat, completion, fim_tokenizer, tokenizer};
 use engine::RequestError;
 use serde_json::{Value, json};
 use server::Config;
@@ -147,6 +147,155 @@ fn choices_differ_and_a_seed_reproduces_them() {
 }
 
 #[test]
+fn the_best_candidates_are_returned() {
+    // The logprobs of this engine depend on the tokens.
+    let server = Fixture::with_random_engine(Config::default(), None);
+    for seed in 0..5 {
+        let ask = |more: Value| {
+            let mut body = completion(json!({ "prompt": ["say", "one"], "max_tokens": 8, "seed": seed }));
+            body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            let got = server.post(TEXT, &body);
+            assert_eq!(got.status, 200, "{}", got.body);
+            got.json()
+        };
+        let all = ask(json!({ "n": 4, "logprobs": 0 }));
+        let best = ask(json!({ "n": 2, "best_of": 4 }));
+        assert_eq!(all["usage"], best["usage"], "all candidates count");
+        let candidates = all["choices"].as_array().unwrap();
+        let mean = |choice: &Value| {
+            let logprobs = choice["logprobs"]["token_logprobs"].as_array().unwrap();
+            let sum: f64 = logprobs.iter().map(|logprob| logprob.as_f64().unwrap()).sum();
+            if logprobs.is_empty() { f64::NEG_INFINITY } else { sum / logprobs.len() as f64 }
+        };
+        let mut expected = Vec::new();
+        for prompt in candidates.chunks(4) {
+            let mut prompt = prompt.to_vec();
+            prompt.sort_by(|a, b| mean(b).total_cmp(&mean(a)));
+            expected.extend(prompt[..2].iter().map(|choice| choice["text"].clone()));
+        }
+        let choices = best["choices"].as_array().unwrap();
+        let texts: Vec<Value> = choices.iter().map(|choice| choice["text"].clone()).collect();
+        assert_eq!(texts, expected);
+        for (choice, index) in choices.iter().zip(0..) {
+            assert_eq!(choice["index"], index);
+            assert!(choice["logprobs"].is_null(), "logprobs were not requested");
+        }
+    }
+    // As many as are returned: nothing to select, so a stream is possible.
+    let body = completion(json!({ "n": 2, "best_of": 2, "stream": true, "max_tokens": 2 }));
+    assert!(!server.chunks(TEXT, &body).is_empty());
+}
+
+#[test]
+fn a_suffix_makes_the_model_fill_in_the_middle() {
+    let tokenizer = fim_tokenizer();
+    let server = Fixture::with_tokenizer(fim_tokenizer());
+    let id = |name: &str| tokenizer.token_id(name).unwrap();
+    let [prefix, suffix, middle] = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"].map(id);
+    let submitted = |more: Value| {
+        let got = server.post(TEXT, &completion(more));
+        assert_eq!(got.status, 200, "{}", got.body);
+        let text = got.json()["choices"][0]["text"].as_str().unwrap().to_owned();
+        (server.mock.submitted.lock().unwrap().pop().unwrap(), text)
+    };
+    let (plain, _) = submitted(json!({ "suffix": "" }));
+    let (say, end) = (plain.prompt[1..].to_vec(), vec![id("e"), id("n"), id("d")]);
+    let expected = |prompt: &[u32]| [&[id("<bos>"), prefix], prompt, &[suffix], &end, &[middle]].concat();
+    let (request, text) = submitted(json!({ "suffix": "end", "temperature": 0, "max_tokens": 2 }));
+    assert_eq!(request.prompt, expected(&say));
+    assert_eq!(text, " one two");
+    // Padding and the start of another file end the text, too.
+    let more = [id("<|fim_pad|>"), id("<|file_sep|>")];
+    assert_eq!(request.stop_token_ids, [&plain.stop_token_ids[..], &more].concat());
+    assert!(submitted(json!({ "suffix": "end", "ignore_eos": true })).0.stop_token_ids.is_empty());
+    // A prompt of tokens is the prefix; the echo is the prompt only.
+    assert_eq!(submitted(json!({ "suffix": "end", "prompt": [9, 8] })).0.prompt, expected(&[9, 8]));
+    let (_, text) = submitted(json!({ "suffix": "end", "echo": true, "temperature": 0, "max_tokens": 1 }));
+    assert_eq!(text, "say one");
+    // Code that contains the names of control tokens stays text.
+    let (request, _) = submitted(json!({ "suffix": "<|fim_middle|>", "prompt": "<|fim_suffix|>" }));
+    let count = |token| request.prompt.iter().filter(|id| **id == token).count();
+    assert_eq!((count(suffix), count(middle)), (1, 1));
+
+    let (message, param) =
+        Fixture::new().post(TEXT, &completion(json!({ "suffix": "x" }))).error(400, "unsupported_parameter");
+    assert_eq!(param, "suffix");
+    assert!(message.contains(MODEL) && message.contains("filling in the middle"), "{message}");
+    let has_enum = |server: &Fixture| {
+        let document = server.get("/openapi.json").json();
+        let suffix = &document["components"]["schemas"]["CompletionRequest"]["properties"]["suffix"];
+        suffix.get("enum").is_some()
+    };
+    assert!(has_enum(&Fixture::new()) && !has_enum(&server));
+}
+
+#[test]
+fn timings_are_those_of_the_engines_events() {
+    let mut mock = Mock::new();
+    (mock.wait, mock.delay) = (Duration::from_millis(300), Duration::from_millis(20));
+    let server = Fixture::with_config(mock, Config::default());
+    let number = |timings: &Value, field: &str| {
+        timings[field].as_f64().unwrap_or_else(|| panic!("no {field} in {timings}"))
+    };
+    let check = |timings: &Value, prompt_tokens: f64, choices: f64, elapsed: Duration| {
+        let number = |field: &str| number(timings, field);
+        assert_eq!(number("cache_n"), f64::from(CACHED) * choices);
+        assert_eq!(number("prompt_n"), (prompt_tokens - f64::from(CACHED)) * choices);
+        assert_eq!(number("predicted_n"), 6.0 * choices);
+        // The time in the queue is not part of it.
+        let (prompt, predicted) = (number("prompt_ms"), number("predicted_ms"));
+        assert!(prompt >= 20.0 * choices && predicted >= 5.0 * 20.0 * choices, "{timings}");
+        assert!(prompt + predicted <= (elapsed.as_secs_f64() * 1000.0 - 300.0) * choices, "{timings}");
+        let close = |a: f64, b: f64| assert!((a / b - 1.0).abs() < 1e-6, "{a} {b} {timings}");
+        close(number("prompt_per_token_ms"), prompt / number("prompt_n"));
+        close(number("prompt_per_second"), number("prompt_n") / prompt * 1000.0);
+        close(number("predicted_per_token_ms"), predicted / (5.0 * choices));
+        close(number("predicted_per_second"), 5.0 * choices / predicted * 1000.0);
+    };
+    for (path, n) in [(CHAT, 1), (CHAT, 2), (TEXT, 1)] {
+        let more = json!({ "n": n, "timings_per_token": true, "temperature": 0 });
+        let body = if path == CHAT { chat(more) } else { completion(more) };
+        let start = Instant::now();
+        let got = server.post(path, &body).json();
+        let prompt_tokens = got["usage"]["prompt_tokens"].as_f64().unwrap();
+        check(&got["timings"], prompt_tokens, f64::from(n), start.elapsed());
+        // What each choice of the mock cost, with 6 tokens, 5 of them from decode steps.
+        let expected = [
+            ("joules", 0.5 * f64::from(n)),
+            ("joules_per_token", 0.5 / 6.0),
+            ("decode_bytes_per_token", 200.0),
+        ];
+        for (field, value) in expected {
+            let cost = number(&got["usage"]["indrik"], field);
+            assert!((cost / value - 1.0).abs() < 1e-9, "{field}: {}", got["usage"]);
+        }
+
+        let mut streamed = body.clone();
+        streamed["stream"] = true.into();
+        streamed["stream_options"] = json!({ "include_usage": true });
+        let start = Instant::now();
+        let chunks = server.chunks(path, &streamed);
+        // The last chunk has the sums, the others those of their choice so far.
+        let (last, others) = chunks.split_last().unwrap();
+        check(&last["timings"], prompt_tokens, f64::from(n), start.elapsed());
+        for index in 0..n {
+            let of_choice = others.iter().filter(|chunk| chunk["choices"][0]["index"] == index);
+            let mut of_choice = of_choice.filter(|chunk| chunk["choices"][0]["delta"].get("role").is_none());
+            let counts: Vec<f64> =
+                of_choice.clone().map(|chunk| number(&chunk["timings"], "predicted_n")).collect();
+            assert_eq!(counts, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 6.0]);
+            assert!(of_choice.clone().next().unwrap()["timings"]["predicted_per_second"].is_null());
+            check(&of_choice.next_back().unwrap()["timings"], prompt_tokens, 1.0, start.elapsed());
+        }
+    }
+    // Only on request.
+    let plain = server.post(CHAT, &chat(json!({}))).json();
+    assert!(plain.get("timings").is_none() && plain["usage"].get("indrik").is_none(), "{plain}");
+    let chunks = server.chunks(CHAT, &chat(json!({ "stream": true, "timings_per_token": false })));
+    assert!(chunks.iter().all(|chunk| chunk.get("timings").is_none()));
+}
+
+#[test]
 fn concurrent_requests_get_their_own_completions() {
     let mut mock = Mock::new();
     mock.delay = Duration::from_millis(1);
@@ -179,7 +328,7 @@ fn sampling_parameters_reach_the_generator() {
     assert_eq!((sampling.temperature, sampling.top_k, sampling.min_p), (0.5, 7, 0.25));
     assert!(sampling.top_p > 0.0 && sampling.top_p < 1e-30);
     assert_eq!((sampling.presence, sampling.frequency, sampling.repetition), (-2.0, 1.5, 1.25));
-    assert_eq!((sampling.seed, request.max_tokens.get()), (u64::MAX, 9));
+    assert_eq!((sampling.seed, request.max_tokens), (u64::MAX, 9));
     assert_eq!(sampling.biases, [(7, -100.0), (8, 2.0)]);
     assert!(
         request.stop_token_ids.contains(&2) && request.stop_token_ids.contains(&4),
@@ -195,7 +344,7 @@ fn integers_may_be_written_as_floats() {
     let options = json!({ "top_k": 7.0, "max_tokens": 5.0, "n": 1.0, "seed": -3.0, "prompt": [1.0, 8.0] });
     assert_eq!(server.post(TEXT, &completion(options)).status, 200);
     let request = server.mock.submitted.lock().unwrap().remove(0);
-    assert_eq!((request.sampling.top_k, request.max_tokens.get(), request.sampling.seed as i64), (7, 5, -3));
+    assert_eq!((request.sampling.top_k, request.max_tokens, request.sampling.seed as i64), (7, 5, -3));
     assert_eq!(request.prompt, [1, 8]);
 }
 
@@ -205,7 +354,7 @@ fn max_tokens_is_clamped_to_the_context() {
     assert_eq!(server.post(CHAT, &chat(json!({ "max_tokens": 1_000_000 }))).status, 200);
     assert_eq!(server.post(CHAT, &chat(json!({}))).status, 200);
     for request in server.mock.submitted.lock().unwrap().iter() {
-        assert_eq!(request.max_tokens.get() + request.prompt.len() as u32, 257);
+        assert_eq!(request.max_tokens + request.prompt.len() as u32, 257);
     }
 }
 

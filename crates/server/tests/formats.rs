@@ -4,7 +4,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Fixture, chat, completion};
+use common::{Fixture, chat, completion, tokenizer};
 use serde_json::{Value, json};
 use server::Config;
 use text::ChatTemplate;
@@ -139,6 +139,13 @@ fn the_fields_of_other_servers_constrain_the_output() {
     ] {
         check(&content(&server, more));
     }
+    // Integers may be written as floats, also in a schema that is text.
+    let floats = json!({ "type": "string", "minLength": 2.0, "maxLength": 3.0 });
+    for schema in [floats.clone(), json!(floats.to_string())] {
+        let text = content(&server, json!({ "guided_json": schema }));
+        let value: String = serde_json::from_str(&text).unwrap();
+        assert!((2..=3).contains(&value.chars().count()), "{text}");
+    }
     for more in [
         json!({ "guided_regex": "[0-9]{3}-[ab]" }),
         json!({ "structured_outputs": { "regex": "[0-9]{3}-[ab]" } }),
@@ -218,8 +225,14 @@ fn min_tokens_and_ignore_eos_move_the_end_of_a_completion() {
         let allows = |id: u32| words[id as usize / 32] >> (id % 32) & 1 == 1;
         assert!(allows(8), "other tokens are allowed");
         assert_eq!([stops[0], 9].map(allows), [generated >= 2; 2], "after {generated} tokens");
+        // Then nothing is constrained any more, unlike with a grammar.
+        assert_eq!(constraint.is_lifted(), generated >= 2, "after {generated} tokens");
         constraint.accept(8).unwrap();
     }
+    let with_grammar = json!({ "min_tokens": 1, "guided_regex": "a*" });
+    let mut constraint = submitted(with_grammar).grammar.unwrap();
+    constraint.accept(tokenizer().token_id("a").unwrap()).unwrap();
+    assert!(!constraint.is_lifted());
     for (more, field) in [
         (json!({ "min_tokens": 9, "max_tokens": 8 }), "min_tokens"),
         (json!({ "stop_token_ids": [99_999] }), "stop_token_ids"),

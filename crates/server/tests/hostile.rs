@@ -4,9 +4,11 @@ mod common;
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use common::{Fixture, Mock, chat};
+use common::{Fixture, HttpResponse, Mock, chat};
+use flate2::Compression;
+use flate2::write::{GzEncoder, ZlibEncoder};
 use serde_json::json;
 use server::Config;
 
@@ -18,7 +20,7 @@ const NEVER: Duration = Duration::from_secs(3600);
 /// A connection whose reads give up only if the server is stuck.
 fn connect(server: &Fixture) -> TcpStream {
     let stream = TcpStream::connect(server.address).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(1800))).unwrap();
     stream
 }
 
@@ -62,7 +64,7 @@ fn slow_bodies_do_not_delay_others() {
     let server = Fixture::with_config(Mock::new(), patient());
     let size = 4 << 20;
     // 48 MiB of bodies that lack their last bytes, more than the budget of 32 MiB.
-    let mut slow: Vec<TcpStream> = (0..12).map(|_| connect(&server)).collect();
+    let slow: Vec<TcpStream> = (0..12).map(|_| connect(&server)).collect();
     std::thread::scope(|scope| {
         for stream in &slow {
             let mut stream = stream;
@@ -79,20 +81,22 @@ fn slow_bodies_do_not_delay_others() {
         assert_eq!(server.post(CHAT, &large).status, 200);
     });
     // Some of the slow ones were dropped, and were told why.
-    let mut refused = 0;
-    for stream in &mut slow {
-        stream.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
-        let mut start = [0; 12];
-        if stream.read_exact(&mut start).is_ok() {
-            assert!(
-                [b"HTTP/1.1 408", b"HTTP/1.1 429"].contains(&&start),
-                "{}",
-                String::from_utf8_lossy(&start)
-            );
-            refused += 1;
-        }
+    for stream in &slow {
+        stream.set_nonblocking(true).unwrap();
     }
-    assert!((1..12).contains(&refused), "{refused}");
+    let status = |stream: &TcpStream| {
+        let mut start = [0; 12];
+        (stream.peek(&mut start).ok()? == start.len()).then_some(start)
+    };
+    while slow.iter().all(|stream| status(stream).is_none()) {
+        std::thread::yield_now();
+    }
+    let statuses: Vec<_> = slow.iter().filter_map(status).collect();
+    for start in &statuses {
+        let expected = [b"HTTP/1.1 408", b"HTTP/1.1 429"];
+        assert!(expected.contains(&start), "{}", String::from_utf8_lossy(start));
+    }
+    assert!(statuses.len() < slow.len(), "all were dropped");
 }
 
 #[test]
@@ -150,6 +154,9 @@ fn refusals_come_before_the_body() {
         (CHAT, key.to_owned(), 1000, 415),
         (CHAT, format!("{json}{key}"), 100_000_000_000_u64, 413),
         (CHAT, format!("{json}{key}"), 1 << 62, 413),
+        (CHAT, format!("{json}{key}Content-Encoding: zstd\r\n"), 1000, 415),
+        (CHAT, format!("{json}{key}Content-Encoding: gzip, gzip\r\n"), 1000, 415),
+        (CHAT, format!("{json}{key}Content-Encoding: gzip\r\nContent-Encoding: br\r\n"), 1000, 415),
     ];
     for (path, headers, length, status) in cases {
         for expect in ["", "Expect: 100-continue\r\n"] {
@@ -161,6 +168,8 @@ fn refusals_come_before_the_body() {
             .unwrap();
             let response = read_head(&mut client);
             assert!(response.starts_with(&format!("HTTP/1.1 {status} ")), "{path} {expect}: {response}");
+            let accepted = response.contains("\r\naccept-encoding: gzip, deflate, identity\r\n");
+            assert_eq!(accepted, headers.contains("Encoding"), "{response}");
         }
     }
     // A request that is not refused is told to go on.
@@ -175,6 +184,108 @@ fn refusals_come_before_the_body() {
     assert!(read_head(&mut client).starts_with("HTTP/1.1 100 "));
     client.write_all(body.as_bytes()).unwrap();
     assert!(read_head(&mut client).starts_with("HTTP/1.1 200 "));
+}
+
+fn gzip(body: &[u8]) -> Vec<u8> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
+    encoder.write_all(body).unwrap();
+    encoder.finish().unwrap()
+}
+
+fn post_encoded(server: &Fixture, encoding: &str, body: &[u8]) -> HttpResponse {
+    server.post_bytes(CHAT, body, ("content-encoding", encoding))
+}
+
+#[test]
+fn compressed_bodies_are_decoded() {
+    let server = Fixture::new();
+    // Longer than the buffer of the decoder.
+    for user in ["x".to_owned(), (0..100_000).map(|n| n.to_string()).collect()] {
+        let body = chat(json!({ "user": user })).to_string();
+        let mut zlib = ZlibEncoder::new(Vec::new(), Compression::fast());
+        zlib.write_all(body.as_bytes()).unwrap();
+        let zlib = zlib.finish().unwrap();
+        for (encoding, body) in
+            [("gzip", gzip(body.as_bytes())), ("X-GZIP", gzip(body.as_bytes())), ("deflate", zlib)]
+        {
+            let response = post_encoded(&server, encoding, &body);
+            assert_eq!(response.status, 200, "{encoding}: {}", response.body);
+        }
+        assert_eq!(post_encoded(&server, "identity", body.as_bytes()).status, 200);
+    }
+    let (message, param) = post_encoded(&server, "zstd", b"x").error(415, "unsupported_encoding");
+    assert!(message.contains("'Content-Encoding: zstd'") && message.contains("gzip"), "{message}");
+    assert_eq!(param, json!(null));
+}
+
+#[test]
+fn corrupt_compressed_bodies_are_refused() {
+    let server = Fixture::new();
+    let body = gzip(chat(json!({})).to_string().as_bytes());
+    let mut wrong_sum = body.clone();
+    wrong_sum[body.len() - 8] ^= 1;
+    let mut wrong_data = body.clone();
+    wrong_data[12] ^= 0xff;
+    let two = [&body[..], &body].concat();
+    for (body, problem) in [
+        (&b""[..], "incomplete"),
+        (b"{}", "corrupt"),
+        (&body[..body.len() - 1], "incomplete"),
+        (&wrong_sum, "corrupt"),
+        (&wrong_data, ""),
+        (&two, "after its end"),
+    ] {
+        let (message, _) = post_encoded(&server, "gzip", body).error(400, "invalid_encoding");
+        assert!(message.contains("gzip") && message.contains(problem), "{message}");
+    }
+    // Not JSON when it is decoded.
+    post_encoded(&server, "gzip", &gzip(b"{")).error(400, "invalid_value");
+}
+
+/// What a body decodes to counts against the limits, and decoding stops there.
+#[test]
+fn decoded_bytes_count_against_the_limits() {
+    let server = Fixture::with_config(Mock::new(), patient());
+    let limit = Config::default().max_body_bytes;
+    let bomb = gzip(&vec![b' '; 64 * limit]);
+    assert!(bomb.len() < limit / 8);
+    post_encoded(&server, "gzip", &bomb).error(413, "body_too_large");
+    // The limit itself is allowed.
+    let body = chat(json!({})).to_string();
+    let padded = format!("{body}{}", " ".repeat(limit - body.len()));
+    assert_eq!(post_encoded(&server, "gzip", &gzip(padded.as_bytes())).status, 200);
+    post_encoded(&server, "gzip", &gzip(format!("{padded} ").as_bytes())).error(413, "body_too_large");
+    // Stored blocks without data decode to nothing, but their own length counts too.
+    let mut nothing = gzip(b"")[..10].to_vec();
+    nothing.extend([0, 0, 0, 0xff, 0xff].repeat(limit / 5));
+    let mut client = connect(&server);
+    let headers =
+        "Content-Type: application/json\r\nContent-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n";
+    write!(client, "POST {CHAT} HTTP/1.1\r\nHost: x\r\n{headers}\r\n{:x}\r\n", nothing.len()).unwrap();
+    client.write_all(&nothing).unwrap();
+    client.write_all(b"\r\n0\r\n\r\n").unwrap();
+    assert!(read_head(&mut client).starts_with("HTTP/1.1 413 "));
+
+    // Twelve bodies of 4 MiB that lack their last bytes: more than the memory for bodies.
+    let mut slow: Vec<TcpStream> = (0..12).map(|_| connect(&server)).collect();
+    let padded = gzip(padded.as_bytes());
+    for stream in &mut slow {
+        let head = head(padded.len()).replace("\r\n\r\n", "\r\nContent-Encoding: gzip\r\n\r\n");
+        stream.write_all(head.as_bytes()).unwrap();
+        stream.write_all(&padded[..padded.len() - 4]).unwrap();
+    }
+    assert_eq!(post_encoded(&server, "gzip", &padded).status, 200);
+    let is_refused = |stream: &mut TcpStream| {
+        stream.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
+        let mut start = [0; 12];
+        let refused = stream.read_exact(&mut start).is_ok();
+        assert!(!refused || [b"HTTP/1.1 408", b"HTTP/1.1 429"].contains(&&start), "{start:?}");
+        refused
+    };
+    let deadline = Instant::now() + Duration::from_secs(1800);
+    while !slow.iter_mut().any(is_refused) {
+        assert!(Instant::now() < deadline, "none gave way");
+    }
 }
 
 /// A client that sends all of its body before it reads must not find the connection reset.
@@ -227,6 +338,9 @@ fn only_names_of_this_machine_are_served_against_dns_rebinding() {
         response.starts_with("HTTP/1.1 403 ") && response.contains("--allow-host evil.example"),
         "{response}"
     );
+    // It is logged and counted like other refusals.
+    assert!(response.contains("\r\nx-request-id: "), "{response}");
+    server.wait_metric("indrik_http_requests_total{outcome=\"host_not_allowed\"} 1");
     let any = Fixture::new();
     assert!(get(&any, "Host: evil.example\r\n").starts_with("HTTP/1.1 200 "));
     for server in [&server, &any] {
@@ -288,7 +402,7 @@ fn a_client_that_is_gone_after_a_slow_body_is_noticed() {
 #[test]
 fn draining_finishes_requests_and_answers_probes_until_the_end() {
     let mut mock = Mock::new();
-    mock.delay = Duration::from_millis(500);
+    mock.delay = Duration::from_secs(1);
     let mut server = Fixture::with_config(mock, patient());
     let running = server.running.take().unwrap();
     std::thread::scope(|scope| {

@@ -112,6 +112,62 @@ fn a_text_completion_reports_logprobs_as_lists() {
     assert!(server.post(TEXT, &completion(json!({}))).json()["choices"][0]["logprobs"].is_null());
 }
 
+#[test]
+fn an_echoed_prompt_reports_its_logprobs() {
+    let server = Fixture::new();
+    let body = |more: Value| {
+        let mut body =
+            completion(json!({ "temperature": 0, "logprobs": 1, "echo": true, "prompt": "one two é" }));
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let choice = server.post(TEXT, &body(json!({ "max_tokens": 2 }))).json()["choices"][0].take();
+    assert_eq!(choice["text"], "one two é one two");
+    let logprobs = &choice["logprobs"];
+    let tokens: Vec<&str> =
+        logprobs["tokens"].as_array().unwrap().iter().map(|token| token.as_str().unwrap()).collect();
+    let count = tokens.len();
+    assert_eq!((tokens[0], &tokens[count - 2..]), ("<bos>", &[" one", " two"][..]));
+    // The first token is predicted by nothing, the others of the prompt with -0.25.
+    let mut expected = vec![json!(null)];
+    expected.extend(vec![json!(-0.25); count - 3]);
+    expected.extend([json!(-0.5), json!(-1.0)]);
+    assert_eq!(logprobs["token_logprobs"], json!(expected));
+    assert_eq!(logprobs["top_logprobs"][0], json!(null));
+    assert_eq!(logprobs["top_logprobs"][count - 1], json!({ "<unk>": -0.5, " two": -1.0 }));
+    let offsets: Vec<u64> =
+        logprobs["text_offset"].as_array().unwrap().iter().map(|offset| offset.as_u64().unwrap()).collect();
+    // "é" is two tokens of one character; the completion starts after the nine characters of the prompt.
+    assert!(offsets.is_sorted() && offsets[0] == 0 && offsets[count - 2..] == [9, 13], "{offsets:?}");
+
+    // The same streamed: the prompt comes in one chunk, with its logprobs.
+    let chunks = server.chunks(TEXT, &body(json!({ "max_tokens": 2, "stream": true })));
+    let first = &chunks[0]["choices"][0];
+    assert_eq!(first["text"].as_str().map(|text| text.starts_with("one two é")), Some(true), "{first}");
+    let streamed: Vec<Value> = chunks
+        .iter()
+        .filter_map(|chunk| chunk["choices"][0]["logprobs"]["token_logprobs"].as_array().cloned())
+        .flatten()
+        .collect();
+    assert_eq!(json!(streamed), logprobs["token_logprobs"]);
+
+    // Scoring alone.
+    let choice = server.post(TEXT, &body(json!({ "max_tokens": 0 }))).json();
+    assert_eq!(choice["usage"]["completion_tokens"], 0);
+    let choice = &choice["choices"][0];
+    assert_eq!(
+        (choice["text"].as_str(), choice["finish_reason"].as_str()),
+        (Some("one two é"), Some("length"))
+    );
+    assert_eq!(choice["logprobs"]["tokens"].as_array().unwrap().len(), count - 2);
+    // Nothing else may ask for no completion.
+    for more in [json!({ "echo": false }), json!({ "logprobs": null })] {
+        let mut request = body(json!({ "max_tokens": 0 }));
+        request.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        assert_eq!(server.post(TEXT, &request).error(400, "invalid_value").1, "max_tokens");
+    }
+}
+
 /// As text, with the keys of `top_logprobs` sorted.
 fn sorted(logprobs: &Value) -> String {
     let mut logprobs = logprobs.clone();

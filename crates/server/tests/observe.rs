@@ -104,7 +104,8 @@ fn an_engine_slot_serves_once_it_is_filled() {
         undisturbed.post("/v1/completions", &completion(json!({ "prompt": "say ".repeat(9) }))).json();
     let cached = again["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
     assert!(cached >= 8, "{again}");
-    undisturbed.wait_metric("indrik_prefix_cache_hits_total 1");
+    // The first of them had the start of the prompt before in common: a page of the mock backend is eight tokens.
+    undisturbed.wait_metric("indrik_prefix_cache_hits_total 2");
     for line in [
         "indrik_ready 1",
         "indrik_device_lost_total 1",

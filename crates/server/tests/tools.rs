@@ -359,6 +359,8 @@ fn errors_name_the_invalid_tool_field() {
             json!({ "response_format": { "type": "json_schema", "json_schema": { "name": "x", "schema": { "type": "word" } } } }),
             "response_format.json_schema.schema",
         ),
+        (json!({ "guided_json": { "type": "word" } }), "guided_json"),
+        (json!({ "structured_outputs": { "json": { "type": "word" } } }), "structured_outputs.json"),
     ] {
         let got = server.post(CHAT, &with_tools(more.clone()));
         let is_missing = got.body.contains("': is required");

@@ -2,11 +2,10 @@
 
 use serde::Deserialize;
 use serde::de::{self, Deserializer, SeqAccess, Visitor};
-use serde_json::Value;
 use utoipa::ToSchema;
 
 use super::logprobs::MAX_TEXT_LOGPROBS;
-use super::parse::require_unset;
+use super::options::Options;
 use crate::error::Error;
 
 /// Request fields of `/v1/completions`.
@@ -17,13 +16,16 @@ pub(crate) struct CompletionRequest {
     prompt: Prompts,
     /// Whether the returned text starts with the prompt.
     echo: Option<bool>,
-    /// Return log probabilities of the generated tokens and of this many most probable tokens at each position.
-    /// Not supported with `echo`.
+    /// Return log probabilities of the generated tokens and of this many most probable tokens at each position. With
+    /// `echo`, of the prompt's tokens too.
     #[schema(minimum = 0, maximum = 5)]
     logprobs: Option<u32>,
-    /// Not supported: must be unset.
+    /// Text after the completion: the model fills in the middle between `prompt` and `suffix`. Only for models that
+    /// were trained for it.
     suffix: Option<String>,
-    /// Not supported: must be unset or equal to `n`.
+    /// Number of completions to generate per prompt, at least `n`; those with the highest mean log probability per
+    /// token are returned. Not with `stream`, unless it equals `n`.
+    #[schema(minimum = 1)]
     best_of: Option<u32>,
 }
 
@@ -130,11 +132,28 @@ impl CompletionRequest {
                 "logprobs",
                 format!("is {top}, but must be between 0 and {MAX_TEXT_LOGPROBS}"),
             )),
-            Some(_) if self.echo() => {
-                Err(Error::unsupported("logprobs", "reporting logprobs of the prompt (with 'echo')"))
-            }
             top => Ok(top),
         }
+    }
+
+    /// Text after the completion.
+    pub(crate) fn suffix(&self) -> Option<&str> {
+        self.suffix.as_deref().filter(|suffix| !suffix.is_empty())
+    }
+
+    /// Completions to generate per prompt, of which the best `n` are returned.
+    pub(crate) fn candidates(&self, options: &Options, max_choices: u32) -> Result<u32, Error> {
+        let n = options.n();
+        let best_of = self.best_of.unwrap_or(n);
+        let problem = match best_of {
+            _ if best_of < n => format!("is {best_of}, but must be at least 'n', which is {n}"),
+            _ if best_of > max_choices => format!("is {best_of}, but the limit is {max_choices} choices"),
+            _ if best_of > n && options.stream() => {
+                "cannot be combined with 'stream': the best are known only at the end".to_owned()
+            }
+            _ => return Ok(best_of),
+        };
+        Err(Error::invalid_field("best_of", problem))
     }
 
     /// The prompts, validated for a vocabulary of `vocab_size` tokens and at most `max_choices` choices, `n` per prompt.
@@ -144,11 +163,6 @@ impl CompletionRequest {
         n: u32,
         max_choices: u32,
     ) -> Result<Vec<Prompt>, Error> {
-        let suffix = self.suffix.filter(|suffix| !suffix.is_empty()).map(Value::from);
-        require_unset("suffix", &suffix, "insertion before a suffix")?;
-        if self.best_of.is_some_and(|best_of| best_of != n) {
-            return Err(Error::unsupported("best_of", "selecting the best of several completions"));
-        }
         let prompts = self.prompt.0;
         if prompts.is_empty() {
             return Err(Error::invalid_field("prompt", "is empty: at least one prompt is required"));

@@ -5,7 +5,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use super::parse::parse_field;
+use super::parse::{normalise_integers, parse_field};
 use crate::error::Error;
 
 /// Path of the schema in a request.
@@ -92,8 +92,8 @@ pub(crate) enum ConstraintKind {
     Choice(Vec<String>),
     /// Text of a grammar in Lark or GBNF.
     Grammar(String),
-    /// Tool calls, or output in the requested format.
-    ToolCalls(Box<ToolCallGrammar>),
+    /// Tool calls, or output in the format that this field requests.
+    ToolCalls(Box<ToolCallGrammar>, &'static str),
 }
 
 /// A constraint on the output, and the field that it comes from.
@@ -104,9 +104,9 @@ pub(crate) struct Constraint {
 }
 
 impl Constraint {
-    /// Of a completion that may call tools.
-    pub(crate) fn tool_calls(grammar: ToolCallGrammar) -> Constraint {
-        Constraint { field: TOOLS_FIELD, kind: ConstraintKind::ToolCalls(Box::new(grammar)) }
+    /// Of a completion that may call tools; without a call, its output follows the constraint of `format_field`.
+    pub(crate) fn tool_calls(grammar: ToolCallGrammar, format_field: &'static str) -> Constraint {
+        Constraint { field: TOOLS_FIELD, kind: ConstraintKind::ToolCalls(Box::new(grammar), format_field) }
     }
 
     /// The top-level field.
@@ -117,8 +117,12 @@ impl Constraint {
     /// JSON Schema, as an object or as text.
     pub(super) fn schema(field: &'static str, schema: &Value) -> Result<Constraint, Error> {
         let parsed = match schema {
-            Value::String(text) => serde_json::from_str(text)
-                .map_err(|error| Error::invalid_field(field, format!("is not JSON: {error}")))?,
+            Value::String(text) => {
+                let mut schema = serde_json::from_str(text)
+                    .map_err(|error| Error::invalid_field(field, format!("is not JSON: {error}")))?;
+                normalise_integers(&mut schema);
+                schema
+            }
             schema => schema.clone(),
         };
         match parsed {

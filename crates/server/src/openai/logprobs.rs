@@ -50,9 +50,11 @@ pub(crate) struct Logprob {
 #[derive(Debug, Default, Serialize, ToSchema)]
 pub(crate) struct TextLogprobs {
     tokens: Vec<String>,
-    token_logprobs: Vec<f32>,
-    /// The most probable tokens at each position, and the generated one.
-    top_logprobs: Vec<BTreeMap<String, f32>>,
+    /// Null for the first token of an echoed prompt.
+    token_logprobs: Vec<Option<f32>>,
+    /// The most probable tokens at each position, and the one in the text. Null for the first token of an echoed
+    /// prompt.
+    top_logprobs: Vec<Option<BTreeMap<String, f32>>>,
     /// Offset of each token in the choice's text, in characters.
     text_offset: Vec<usize>,
 }
@@ -71,8 +73,9 @@ impl Logprob {
 impl ChatLogprobs {
     pub(crate) fn new(tokens: &[EmittedToken], tokenizer: &Tokenizer) -> ChatLogprobs {
         let logprob = |(id, logprob): &(u32, f32)| Logprob::new(*id, *logprob, tokenizer);
+        // Chats do not echo their prompt, so every token has one.
         let token = |token: &EmittedToken| TokenLogprob {
-            token: logprob(&(token.id, token.logprob)),
+            token: logprob(&(token.id, token.logprob.unwrap_or(MIN_LOGPROB))),
             top_logprobs: token.top.iter().map(logprob).collect(),
         };
         ChatLogprobs { content: tokens.iter().map(token).collect(), refusal: None }
@@ -83,14 +86,17 @@ impl TextLogprobs {
     pub(crate) fn new(tokens: &[EmittedToken], tokenizer: &Tokenizer) -> TextLogprobs {
         let mut lists = TextLogprobs::default();
         for EmittedToken { id, logprob, top, offset } in tokens {
-            let mut top_logprobs = BTreeMap::new();
-            for (id, logprob) in [(*id, *logprob)].iter().chain(top) {
-                // Different tokens may have the same text: the more probable one is reported.
-                let reported = top_logprobs.entry(token_text(*id, tokenizer)).or_insert(MIN_LOGPROB);
-                *reported = reported.max(clamp(*logprob));
-            }
+            let top_logprobs = logprob.map(|logprob| {
+                let mut reported = BTreeMap::new();
+                for (id, logprob) in [(*id, logprob)].iter().chain(top) {
+                    // Different tokens may have the same text: the more probable one is reported.
+                    let known = reported.entry(token_text(*id, tokenizer)).or_insert(MIN_LOGPROB);
+                    *known = known.max(clamp(*logprob));
+                }
+                reported
+            });
             lists.tokens.push(token_text(*id, tokenizer));
-            lists.token_logprobs.push(clamp(*logprob));
+            lists.token_logprobs.push(logprob.map(clamp));
             lists.top_logprobs.push(top_logprobs);
             lists.text_offset.push(*offset);
         }
@@ -98,7 +104,8 @@ impl TextLogprobs {
     }
 }
 
-fn clamp(logprob: f32) -> f32 {
+/// The logprob as it is reported: finite.
+pub(crate) fn clamp(logprob: f32) -> f32 {
     // `max` returns the other operand for NaN.
     logprob.max(MIN_LOGPROB)
 }

@@ -1,5 +1,5 @@
 //! Types of OpenAI's API: requests (`options`, `chat`, `completions`, `tools`, `format`) and responses (`response`,
-//! `logprobs`).
+//! `logprobs`, `timings`).
 //!
 //! A body is parsed to JSON once and read twice: as [`Options`], the fields that both endpoints share, and as the
 //! fields of its endpoint. (One type with a flattened field would lose the path of an error.) Unknown fields
@@ -12,6 +12,7 @@ pub(crate) mod logprobs;
 pub(crate) mod options;
 mod parse;
 pub(crate) mod response;
+mod timings;
 pub(crate) mod tools;
 mod unsupported;
 
@@ -22,5 +23,6 @@ pub(crate) use logprobs::{ChatLogprobs, TextLogprobs};
 pub(crate) use options::Options;
 pub(crate) use parse::{parse, parse_json};
 pub(crate) use response::*;
+pub(crate) use timings::Timings;
 pub(crate) use tools::{FunctionCall, FunctionCallDelta, ToolCall, ToolCallDelta, ToolOptions, ToolType};
 pub(crate) use unsupported::check_unsupported;

@@ -35,11 +35,9 @@ pub(crate) struct Options {
     /// Up to 64 strings that end the completion; they are not part of it.
     #[schema(value_type = Option<StopSchema>)]
     stop: Option<Stops>,
-    /// Maximum number of generated tokens.
-    #[schema(minimum = 1)]
+    /// Maximum number of generated tokens; 0 only to report log probabilities of the prompt.
     max_tokens: Option<u32>,
     /// Newer name of `max_tokens`, which it overrides.
-    #[schema(minimum = 1)]
     max_completion_tokens: Option<u32>,
     /// Sampling temperature; 0 is greedy decoding.
     #[schema(minimum = 0, maximum = 2)]
@@ -97,6 +95,8 @@ pub(crate) struct Options {
     min_tokens: Option<u32>,
     /// Further tokens that end the completion; they are not part of it.
     stop_token_ids: Option<Vec<u32>>,
+    /// Return `timings`, the speed of prefill and decoding: in the response, or in every chunk with tokens.
+    timings_per_token: Option<bool>,
 }
 
 /// Options of a stream.
@@ -152,6 +152,11 @@ impl Options {
         self.stream_options.as_ref().and_then(|options| options.include_usage).unwrap_or(false)
     }
 
+    /// Whether the response contains `timings`.
+    pub(crate) fn timings(&self) -> bool {
+        self.timings_per_token.unwrap_or(false)
+    }
+
     /// Choices per prompt.
     pub(crate) fn n(&self) -> u32 {
         self.n.unwrap_or(1)
@@ -160,6 +165,18 @@ impl Options {
     /// Requested token limit.
     pub(crate) fn max_tokens(&self) -> Option<u32> {
         self.max_completion_tokens.or(self.max_tokens)
+    }
+
+    /// Rejects a token limit of 0: nothing would be reported.
+    pub(crate) fn require_completion(&self) -> Result<(), Error> {
+        for (name, max_tokens) in
+            [("max_tokens", self.max_tokens), ("max_completion_tokens", self.max_completion_tokens)]
+        {
+            if max_tokens == Some(0) {
+                return Err(Error::invalid_field(name, "is 0, but must be at least 1"));
+            }
+        }
+        Ok(())
     }
 
     /// The stop strings.
@@ -171,13 +188,6 @@ impl Options {
     pub(crate) fn validate(&self, max_choices: u32) -> Result<(), Error> {
         if self.stream_options.is_some() && !self.stream() {
             return Err(Error::invalid_field("stream_options", "is only allowed if 'stream' is true"));
-        }
-        for (name, max_tokens) in
-            [("max_tokens", self.max_tokens), ("max_completion_tokens", self.max_completion_tokens)]
-        {
-            if max_tokens == Some(0) {
-                return Err(Error::invalid_field(name, "is 0, but must be at least 1"));
-            }
         }
         if !(1..=max_choices).contains(&self.n()) {
             return Err(Error::invalid_field(

@@ -23,7 +23,7 @@ const MAX_EXACT: f64 = (1u64 << 53) as f64;
 
 /// Turns numbers such as 16.0 into integers: JSON Schema counts them as integers, and some clients have no
 /// integer type. Recursion is limited by the parser, to 128 levels.
-fn normalise_integers(value: &mut Value) {
+pub(super) fn normalise_integers(value: &mut Value) {
     match value {
         Value::Number(number) if number.is_f64() => {
             if let Some(number) = number.as_f64().filter(|n| n.fract() == 0.0 && n.abs() <= MAX_EXACT) {

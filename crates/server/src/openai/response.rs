@@ -4,6 +4,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::logprobs::{ChatLogprobs, TextLogprobs};
+use super::timings::Timings;
 use super::tools::{ToolCall, ToolCallDelta};
 use crate::config::Model;
 
@@ -42,6 +43,32 @@ pub(crate) struct Usage {
     completion_tokens: u64,
     total_tokens: u64,
     prompt_tokens_details: PromptTokensDetails,
+    /// Only if `timings_per_token` is set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    indrik: Option<UsageCost>,
+}
+
+/// Energy and memory traffic of a request; null where they were not measured. Requests in the same step share both by
+/// rows.
+#[derive(Clone, Copy, Debug, Default, Serialize, ToSchema)]
+pub(crate) struct UsageCost {
+    /// Energy of the GPU during the request's steps.
+    joules: Option<f64>,
+    /// The same per completion token.
+    joules_per_token: Option<f64>,
+    /// Bytes of weights and KV cache that decode steps read per token.
+    decode_bytes_per_token: Option<f64>,
+}
+
+impl UsageCost {
+    pub(crate) fn new(joules: Option<f64>, tokens: u64, decode_bytes: u64, decode_tokens: u64) -> UsageCost {
+        let per_token = |sum: f64, tokens: u64| (tokens > 0).then(|| sum / tokens as f64);
+        UsageCost {
+            joules,
+            joules_per_token: joules.and_then(|joules| per_token(joules, tokens)),
+            decode_bytes_per_token: per_token(decode_bytes as f64, decode_tokens),
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, Serialize, ToSchema)]
@@ -51,6 +78,10 @@ struct PromptTokensDetails {
 }
 
 impl Usage {
+    pub(crate) fn with_cost(self, cost: Option<UsageCost>) -> Usage {
+        Usage { indrik: cost, ..self }
+    }
+
     /// Adds the tokens of a choice; those of its prompt only if `count_prompt` is set.
     pub(crate) fn add(&mut self, usage: engine::Usage, count_prompt: bool) {
         if count_prompt {
@@ -85,6 +116,9 @@ pub(crate) struct Completion<C> {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Usage>)]
     usage: Option<Option<Usage>>,
+    /// Only if `timings_per_token` is set. In a chunk those of its choice so far, otherwise the sums of all choices.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timings: Option<Timings>,
 }
 
 impl<C> Completion<C> {
@@ -95,7 +129,12 @@ impl<C> Completion<C> {
         usage: Option<Option<Usage>>,
     ) -> Self {
         let ResponseHead { id, created, model } = head.clone();
-        Completion { id, object, created, model, choices, usage }
+        Completion { id, object, created, model, choices, usage, timings: None }
+    }
+
+    pub(crate) fn with_timings(mut self, timings: Option<Timings>) -> Self {
+        self.timings = timings;
+        self
     }
 }
 

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use engine::{
-    Event, EventStream, FinishReason, Pages, Request, RequestError, Sampling, Status, SubmitError, Token,
-    Usage, testing,
+    Capacity, Event, EventStream, FinishReason, Pages, RecentStats, Request, RequestError, Sampling, Status,
+    SubmitError, Token, Usage, testing,
 };
 use futures_util::future::{BoxFuture, FutureExt};
 use serde_json::{Value, json};
@@ -23,6 +23,21 @@ pub const CACHED: u32 = 3;
 
 /// A tokenizer with control tokens, bytes, letters and a few words.
 pub fn tokenizer() -> Tokenizer {
+    Tokenizer::from_vocabulary(vocabulary()).expect("a valid vocabulary")
+}
+
+/// [`tokenizer`] with Qwen's tokens for filling in the middle at the end.
+pub fn fim_tokenizer() -> Tokenizer {
+    let mut vocabulary = vocabulary();
+    for token in ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>", "<|file_sep|>"] {
+        vocabulary.tokens.push(token.to_owned());
+        vocabulary.token_types.push(3);
+        vocabulary.scores.push(0.0);
+    }
+    Tokenizer::from_vocabulary(vocabulary).expect("a valid vocabulary")
+}
+
+fn vocabulary() -> Vocabulary {
     let mut vocabulary = Vocabulary::new(VocabularyKind::SentencePiece);
     let mut push = |token: &str, kind| {
         vocabulary.tokens.push(token.to_owned());
@@ -51,7 +66,7 @@ pub fn tokenizer() -> Tokenizer {
     vocabulary.scores = (0..vocabulary.tokens.len()).map(|id| -(id as f32)).collect();
     (vocabulary.unknown, vocabulary.bos, vocabulary.eos) = (Some(0), Some(1), Some(2));
     vocabulary.add_bos = true;
-    Tokenizer::from_vocabulary(vocabulary).expect("a valid vocabulary")
+    vocabulary
 }
 
 /// A generator that follows a script.
@@ -121,7 +136,7 @@ impl Generator for Mock {
             let start = request.sampling.seed as usize % script.len();
             script.rotate_left(start);
         }
-        let max_tokens = request.max_tokens.get();
+        let max_tokens = request.max_tokens;
         let (delay, failure, live) = (self.delay, self.failure.clone(), self.live.clone());
         let wait = self.wait;
         live.fetch_add(1, Ordering::SeqCst);
@@ -129,6 +144,14 @@ impl Generator for Mock {
             let work = async {
                 tokio::time::sleep(wait).await;
                 let _ = sender.send(Event::Started { cached_tokens: CACHED });
+                // In pieces, as the engine reports them: every token follows the one before it by rank 1.
+                if let Some(top) = request.prompt_logprobs {
+                    let top: Vec<(u32, f32)> = (0..top).map(|rank| (rank, -0.25 * rank as f32)).collect();
+                    for tokens in request.prompt[1..].chunks(2) {
+                        let token = |id: &u32| Token { id: *id, logprob: -0.25, top: top.clone() };
+                        let _ = sender.send(Event::PromptTokens(tokens.iter().map(token).collect()));
+                    }
+                }
                 for (id, generated) in script.iter().zip(0..max_tokens) {
                     if failure.as_ref().is_some_and(|(after, _)| *after == generated) {
                         break;
@@ -148,6 +171,9 @@ impl Generator for Mock {
                     prompt_tokens: request.prompt.len() as u32,
                     cached_tokens: CACHED,
                     completion_tokens,
+                    joules: Some(0.5),
+                    decode_bytes: 1000,
+                    decode_tokens: 5,
                 };
                 let _ = sender.send(match failure {
                     Some((_, failure)) => Event::Failed(failure),
@@ -180,6 +206,14 @@ impl Generator for Mock {
 
     fn status(&self) -> Status {
         self.status.lock().unwrap().clone()
+    }
+
+    fn recent(&self) -> RecentStats {
+        RecentStats { generation_tokens_per_second: Some(12.5), ..RecentStats::default() }
+    }
+
+    fn capacity(&self) -> Option<Capacity> {
+        None
     }
 
     fn not_ready(&self) -> Option<String> {
@@ -242,7 +276,12 @@ impl Fixture {
 
     pub fn with_template(mock: Mock, config: Config, template: Option<ChatTemplate>) -> Fixture {
         let mock = Arc::new(mock);
-        Fixture::start(mock.clone(), mock, config, template)
+        Fixture::start(mock.clone(), mock, tokenizer(), config, template)
+    }
+
+    pub fn with_tokenizer(tokenizer: Tokenizer) -> Fixture {
+        let mock = Arc::new(Mock::new());
+        Fixture::start(mock.clone(), mock, tokenizer, Config::default(), None)
     }
 
     /// With an engine on a mock backend, which samples at random within the grammar. The context is long because
@@ -269,12 +308,13 @@ impl Fixture {
         config: Config,
         template: Option<ChatTemplate>,
     ) -> Fixture {
-        Fixture::start(Arc::new(mock), generator, config, template)
+        Fixture::start(Arc::new(mock), generator, tokenizer(), config, template)
     }
 
     fn start(
         mock: Arc<Mock>,
         generator: Arc<dyn Generator>,
+        tokenizer: Tokenizer,
         config: Config,
         template: Option<ChatTemplate>,
     ) -> Fixture {
@@ -284,9 +324,9 @@ impl Fixture {
             id: MODEL.to_owned(),
             aliases: vec!["other-name".to_owned()],
             created: 1_700_000_000,
-            vocab_size: tokenizer().vocab_size() as u32,
-            stop_token_ids: tokenizer().stop_token_ids().to_vec(),
-            tokenizer: tokenizer(),
+            vocab_size: tokenizer.vocab_size() as u32,
+            stop_token_ids: tokenizer.stop_token_ids().to_vec(),
+            tokenizer,
             chat_template: template,
             sampling: Sampling { temperature: 1.0, ..Sampling::default() },
         };
@@ -296,7 +336,9 @@ impl Fixture {
         let running = Some(runtime.spawn(server.run()));
         let agent = ureq::Agent::config_builder()
             .http_status_as_error(false)
-            .timeout_global(Some(Duration::from_secs(120)))
+            .timeout_global(Some(Duration::from_secs(1800)))
+            // A server may close an idle connection just as the next request is sent on it.
+            .max_idle_connections(0)
             .build()
             .into();
         Fixture { address, mock, handle, running, runtime, agent }
@@ -324,8 +366,12 @@ impl Fixture {
     }
 
     pub fn post_with(&self, path: &str, body: &Value, header: (&str, &str)) -> HttpResponse {
+        self.post_bytes(path, body.to_string().as_bytes(), header)
+    }
+
+    pub fn post_bytes(&self, path: &str, body: &[u8], header: (&str, &str)) -> HttpResponse {
         let request = self.agent.post(self.url(path)).content_type("application/json");
-        read_response(request.header(header.0, header.1).send(body.to_string()).expect("a response"))
+        read_response(request.header(header.0, header.1).send(body).expect("a response"))
     }
 
     /// The data lines of a stream, as text.
@@ -355,7 +401,7 @@ impl Fixture {
 
     /// Waits until this many requests are being generated.
     pub fn wait_live(&self, wanted: usize) {
-        let deadline = Instant::now() + Duration::from_secs(120);
+        let deadline = Instant::now() + Duration::from_secs(1800);
         while self.mock.live.load(Ordering::SeqCst) != wanted {
             assert!(
                 Instant::now() < deadline,
@@ -368,7 +414,7 @@ impl Fixture {
 
     /// Waits until the metrics contain a line.
     pub fn wait_metric(&self, line: &str) {
-        let deadline = Instant::now() + Duration::from_secs(120);
+        let deadline = Instant::now() + Duration::from_secs(1800);
         while !self.get("/metrics").body.lines().any(|found| found == line) {
             assert!(Instant::now() < deadline, "no {line}");
             std::thread::sleep(Duration::from_millis(5));
