@@ -10,7 +10,7 @@ use indrik::{
 use model::TuningReport;
 use serde::Deserialize;
 
-use crate::output;
+use crate::{output, render};
 
 /// Which model to run, and how; shared by all commands that run one.
 #[derive(Args, Clone)]
@@ -107,7 +107,7 @@ impl ModelArguments {
             return Err(model::Error::Cancelled.into());
         }
         if let Some(text) = first_start(loaded.load_report(), &prepared) {
-            note!("{text}");
+            render::note(&text, 0);
         }
         Ok((loaded, prepared))
     }

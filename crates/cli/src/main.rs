@@ -6,9 +6,14 @@
 mod output;
 
 mod commands;
+mod energy;
+#[cfg(test)]
+mod fixture;
+mod heaps;
 mod loading;
 mod logging;
 mod pick;
+mod render;
 mod sampling;
 mod speed;
 
@@ -44,6 +49,7 @@ enum Command {
     Rm(commands::rm::Arguments),
     Devices(commands::devices::Arguments),
     Doctor(commands::doctor::Arguments),
+    Monitor(commands::monitor::Arguments),
     Inspect(commands::inspect::Arguments),
     Quantize(commands::quantize::Arguments),
     Bench(commands::bench::Arguments),
@@ -88,6 +94,7 @@ fn run(command: Command, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         Command::Rm(arguments) => commands::rm::run(&arguments),
         Command::Devices(arguments) => commands::devices::run(&arguments),
         Command::Doctor(arguments) => commands::doctor::run(&arguments),
+        Command::Monitor(arguments) => commands::monitor::run(&arguments),
         Command::Inspect(arguments) => commands::inspect::run(&arguments),
         Command::Quantize(arguments) => commands::quantize::run(&arguments),
         Command::Bench(arguments) => commands::bench::run(&arguments),

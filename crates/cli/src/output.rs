@@ -35,6 +35,19 @@ pub fn print(text: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// A count with its thousands separated, as in 12,345.
+pub fn grouped(count: usize) -> String {
+    let digits = count.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
 /// Prints a value as indented JSON.
 pub fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
     print(&(serde_json::to_string_pretty(value)? + "\n"))
@@ -45,7 +58,12 @@ pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
     error.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
 }
 
-/// A progress line on the terminal. Prints nothing if standard error is not a terminal.
+/// Whether standard error is a terminal on which a line can be replaced.
+fn can_replace_lines() -> bool {
+    std::io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
+}
+
+/// A progress line on the terminal. Prints nothing if standard error is not one that can replace a line.
 #[derive(Default)]
 pub struct Progress {
     shown: bool,
@@ -59,7 +77,7 @@ impl Progress {
 
     /// Replaces the line.
     pub fn show(&mut self, text: &str) {
-        if std::io::stderr().is_terminal() {
+        if can_replace_lines() {
             note_part!("\r\x1b[2K{text} …");
             self.shown = true;
         }
@@ -151,6 +169,13 @@ pub fn table(header: &[&str], rows: &[Vec<String>]) -> String {
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn thousands_are_separated() {
+        for (count, expected) in [(0, "0"), (999, "999"), (1000, "1,000"), (1_234_567, "1,234,567")] {
+            assert_eq!(super::grouped(count), expected);
+        }
+    }
+
     #[test]
     fn table_columns_are_aligned() {
         let rows = [vec!["a".into(), "5".into()], vec!["bcd".into(), "123 µs".into()]];

@@ -47,7 +47,7 @@ fn list(names: &[String], sizes: &[String]) -> String {
 }
 
 /// The model that an answer means: its number, its name, or the only name that starts with the answer.
-fn choose<'a>(names: &[&'a str], answer: &str) -> Option<&'a str> {
+pub fn choose<'a>(names: &[&'a str], answer: &str) -> Option<&'a str> {
     let answer = answer.trim();
     if let Ok(number) = answer.parse::<usize>() {
         return names.get(number.checked_sub(1)?).copied();

@@ -6,6 +6,8 @@ use gpu::format_bytes;
 use indrik::{Model, Timings};
 use serde::Serialize;
 
+use crate::energy::{self, PowerInterval};
+
 /// Speed of one completion, from wall-clock times.
 #[derive(Clone, Debug, Serialize)]
 pub struct Speed {
@@ -35,18 +37,23 @@ pub struct Speed {
     pub bandwidth_bytes_per_s: Option<f64>,
     /// Bytes read in the decode time, as a percentage of what the bandwidth allows.
     pub roofline_percent: Option<f64>,
+    /// Mean power of the GPU while decoding; `None` if it does not report it, or decoding was too short to tell.
+    pub watts: Option<f64>,
+    /// Energy of the GPU per decoded token.
+    pub joules_per_token: Option<f64>,
 }
 
 impl Speed {
     /// Computes the speed. Also measures the device's bandwidth, once, if there is decode speed to compare it
-    /// with.
-    pub fn measure(model: &Model, timings: &Timings) -> anyhow::Result<Self> {
+    /// with. `decode` is from the first token to the last.
+    pub fn measure(model: &Model, timings: &Timings, decode: &PowerInterval) -> anyhow::Result<Self> {
         let steps = timings.decode_steps as f64;
         let decode_seconds = timings.decode_time.as_secs_f64();
         let decoded = timings.decode_steps > 0;
         // A single step is not representative: it includes its own setup.
         let bandwidth = if timings.decode_steps >= 2 { Some(bandwidth(model)?) } else { None };
         let decode_bytes = timings.decode_bytes as f64;
+        let watts = energy::mean_watts([decode]);
         Ok(Self {
             setup_seconds: timings.setup.total().as_secs_f64(),
             pipelines_seconds: timings.setup.pipelines.as_secs_f64(),
@@ -62,6 +69,8 @@ impl Speed {
             read_back_bytes_per_token: decoded.then(|| timings.read_back_bytes as f64 / (steps + 1.0)),
             bandwidth_bytes_per_s: bandwidth,
             roofline_percent: bandwidth.map(|bandwidth| decode_bytes / decode_seconds / bandwidth * 100.0),
+            watts,
+            joules_per_token: watts.filter(|_| decoded).map(|watts| watts * decode_seconds / steps),
         })
     }
 }
@@ -91,6 +100,9 @@ impl std::fmt::Display for Speed {
             if percent > 100.0 {
                 f.write_str(" (above 100%: other work disturbed one of the measurements)")?;
             }
+        }
+        if let (Some(watts), Some(joules)) = (self.watts, self.joules_per_token) {
+            write!(f, " · {joules:.3} J per token at {watts:.0} W")?;
         }
         Ok(())
     }

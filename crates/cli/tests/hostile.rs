@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::served::{Served, TIMEOUT, has_device, serve};
+use common::served::{Served, has_device, serve};
 use serde_json::{Value, json};
 
 const TEXT: &str = "/v1/completions";
@@ -177,7 +177,7 @@ fn slow_and_silent_clients_are_disconnected() {
         return;
     }
     let server = Served::start(&mut serve(&["--header-timeout", "1s", "--body-timeout", "1s"]));
-    let files = server.open_files();
+    let files = server.idle_files();
     while_serving_another(&server, || {
         let connect = |start: &dyn Fn() -> String| -> Vec<TcpStream> {
             let open = |_| {
@@ -214,10 +214,6 @@ fn slow_and_silent_clients_are_disconnected() {
             assert!(text.is_empty() || text.starts_with("HTTP/1.1 400 "), "{half:?}: {text}");
         }
     });
-    let deadline = Instant::now() + TIMEOUT;
-    while server.open_files() > files {
-        assert!(Instant::now() < deadline, "connections are left open");
-        thread::sleep(Duration::from_millis(20));
-    }
+    server.wait_for_files(&files);
     assert_eq!(server.metric("indrik_kv_cache_pages_used"), 0);
 }

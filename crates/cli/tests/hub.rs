@@ -1,5 +1,4 @@
-//! `indrik pull`, `search`, `import`, `models` and `rm` against a hub in this process, and the commands of
-//! docs/models.md.
+//! `indrik pull`, `search`, `import`, `models` and `rm` against a hub in this process.
 
 mod common;
 
@@ -346,35 +345,4 @@ fn local_files_and_folders_are_imported_if_they_are_models() {
     let bad = rig.folder.path().join("bad.gguf");
     assert_eq!(rig.run(&["import", bad.to_str().unwrap()]).status.code(), Some(1));
     assert!(!rig.models().join("bad.gguf").exists());
-}
-
-/// Every command of docs/models.md works as written, in its order, for a user whose hub has the repositories
-/// that it names.
-#[test]
-fn the_commands_of_the_documentation_work() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let text = fs::read_to_string(root.join("docs/models.md")).unwrap();
-    let commands: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("$ ")).collect();
-    assert!(commands.len() >= 8, "{commands:?}");
-    let rig = Rig::new();
-    for model in store::catalogue::MODELS {
-        for repository in model.repositories {
-            let qat = if repository.contains("-qat-") { "-qat" } else { "" };
-            let (small, large) = (format!("tiny{qat}-Q4_0.gguf"), format!("tiny{qat}-Q8_0.gguf"));
-            let files = [(small.as_str(), q4_0()), (large.as_str(), q8_0())];
-            rig.hub.put(repository, FakeRepository::new(if qat.is_empty() { &files } else { &files[..1] }));
-        }
-    }
-    fs::create_dir(rig.folder.path().join("Downloads")).unwrap();
-    fs::write(rig.folder.path().join("Downloads/model-Q8_0.gguf"), q8_0()).unwrap();
-    let binary = Path::new(env!("CARGO_BIN_EXE_indrik")).parent().unwrap();
-    for line in commands {
-        let mut command = Command::new("sh");
-        command.args(["-ec", line]).current_dir(rig.folder.path());
-        rig.environment(&mut command);
-        let path = std::env::var("PATH").unwrap_or_default();
-        command.env("PATH", format!("{}:{path}", binary.display()));
-        let output = command.output().unwrap();
-        assert!(output.status.success(), "{line}: {}{}", stdout(&output), stderr(&output));
-    }
 }

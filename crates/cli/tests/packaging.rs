@@ -244,20 +244,6 @@ fn the_installation_guide_is_current() {
     for file in [format!("indrik_{version}-1_amd64.deb"), format!("indrik-{version}-x86_64-linux.tar.gz")] {
         assert!(guide.contains(&file), "docs/install.md should name {file}");
     }
-    let commands = listed_commands();
-    let fenced: Vec<&str> = guide.split("```").skip(1).step_by(2).collect();
-    let words: Vec<&str> = fenced.iter().flat_map(|block| block.split_whitespace()).collect();
-    let mut checked = 0;
-    for pair in words.windows(2) {
-        // Not `systemctl start indrik` or the name of a container, which another line or an option follows.
-        let is_call = pair[0] == "indrik" || pair[0].ends_with("/bin/indrik");
-        if is_call && ["sudo", "curl", "tar", "podman"].iter().all(|other| pair[1] != *other) {
-            let is_command = pair[1].starts_with(|c: char| c.is_ascii_lowercase());
-            assert!(!is_command || commands.iter().any(|name| name == pair[1]), "docs/install.md: {pair:?}");
-            checked += usize::from(is_command);
-        }
-    }
-    assert!(checked >= 4, "{checked} commands found");
     for path in ["/etc/indrik/serve.toml", "/var/lib/indrik/models", "/var/cache/indrik"] {
         assert!(guide.contains(path), "docs/install.md should name {path}");
     }

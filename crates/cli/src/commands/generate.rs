@@ -14,7 +14,7 @@ use model::Sampling;
 use serde_json::json;
 use text::StopMatcher;
 
-use crate::{loading::ModelArguments, output, sampling::SamplingArguments, speed::Speed};
+use crate::{energy::PowerProbe, loading::ModelArguments, output, sampling::SamplingArguments, speed::Speed};
 
 /// Complete a text and print the measured speed
 #[derive(Args)]
@@ -87,6 +87,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         stop_token_ids: arguments.ignore_end.then(Vec::new),
         ..GenerateOptions::default()
     };
+    let power = PowerProbe::start(&model.load_report().device);
+    let mut decode = None;
     let mut generation = model.generate(Prompt::Ids(prompt.clone()), options)?;
     let control = output::control();
     let mut progress = output::Progress::new();
@@ -98,6 +100,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             GenerationEvent::Waiting { .. } => {}
             GenerationEvent::Piece(piece) => {
                 progress.clear();
+                decode.get_or_insert_with(|| power.begin());
                 if !arguments.json {
                     match (&language, &piece.token) {
                         (None, Some(token)) => output::print(&format!("{} ", token.id))?,
@@ -111,6 +114,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             generation.cancel();
         }
     }
+    let mut decode = decode.unwrap_or_default();
+    power.end(&mut decode);
     drop(progress);
     let Completion { text, ids, finish_reason, mut timings } = generation.finish_completion()?;
     timings.setup += prepared.time;
@@ -118,7 +123,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if !arguments.json {
         output::print("\n")?;
     }
-    let speed = Speed::measure(&model, &timings)?;
+    let speed = Speed::measure(&model, &timings, &decode)?;
     let report = model.load_report();
     if arguments.json {
         let finish = match finish_reason {

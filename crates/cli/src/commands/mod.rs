@@ -12,6 +12,7 @@ pub mod inspect;
 pub mod kernels;
 pub mod man;
 pub mod models;
+pub mod monitor;
 pub mod pull;
 pub mod quantize;
 pub mod rm;

@@ -2,6 +2,8 @@
 
 #[allow(dead_code, reason = "not every test uses all of it")]
 pub mod served;
+#[allow(dead_code, reason = "not every test uses all of it")]
+pub mod terminal;
 
 use std::process::{Command, Output};
 
@@ -18,6 +20,12 @@ pub fn indrik(arguments: &[&str]) -> Command {
         "RADV_FORCE_FAMILY",
         "VK_DRIVER_FILES",
         "VK_ICD_FILENAMES",
+        "ALL_PROXY",
+        "HTTPS_PROXY",
+        "HTTP_PROXY",
+        "all_proxy",
+        "https_proxy",
+        "http_proxy",
     ] {
         command.env_remove(name);
     }

@@ -14,7 +14,7 @@ use serde_json::Value;
 use super::indrik;
 
 /// Timeout of every wait; generous for a busy machine.
-pub const TIMEOUT: Duration = Duration::from_secs(60);
+pub const TIMEOUT: Duration = Duration::from_secs(1800);
 
 /// Path of the tiny model.
 pub fn tiny() -> String {
@@ -35,6 +35,8 @@ pub fn serve(arguments: &[&str]) -> Command {
     let model = tiny();
     let first = ["serve", "-m", &model, "--name", "tiny", "--port", "0", "--context", "512", "--json"];
     let mut command = indrik(&[&first, arguments].concat());
+    // On a machine that is busy with something else, requests may wait for long.
+    command.env("INDRIK_QUEUE_TIMEOUT", "1h");
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
@@ -110,9 +112,52 @@ impl Served {
             .unwrap_or_else(|| panic!("no {name}: {text}"))
     }
 
-    /// Number of open file descriptors, connections included.
-    pub fn open_files(&self) -> usize {
-        std::fs::read_dir(format!("/proc/{}/fd", self.child.id())).unwrap().count()
+    /// The open files of a server that is ready and has no connection.
+    pub fn idle_files(&self) -> Vec<String> {
+        // The server opens the files of sensors with its first sample.
+        let is_sampled = |stats: &Value| stats["machine"]["time"].as_f64().is_some_and(|time| time > 0.0);
+        while !serde_json::from_str(&self.request("GET", "/stats", "").1)
+            .is_ok_and(|stats| is_sampled(&stats))
+        {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // The connection of that request is there for another moment.
+        let listings = (0..10).map(|_| {
+            std::thread::sleep(Duration::from_millis(5));
+            self.open_files()
+        });
+        listings.min_by_key(Vec::len).unwrap()
+    }
+
+    /// Waits until no file or connection is open besides `files`.
+    pub fn wait_for_files(&self, files: &[String]) {
+        let deadline = Instant::now() + TIMEOUT;
+        loop {
+            let mut left = self.open_files();
+            for file in files {
+                if let Some(index) = left.iter().position(|other| other == file) {
+                    left.swap_remove(index);
+                }
+            }
+            if left.is_empty() {
+                return;
+            }
+            assert!(Instant::now() < deadline, "left open: {left:?}, besides {files:?}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// What the file descriptors of the server refer to, in order; connections and anonymous files by kind.
+    fn open_files(&self) -> Vec<String> {
+        let folder = format!("/proc/{}/fd", self.child.id());
+        let target = |entry: std::io::Result<std::fs::DirEntry>| {
+            // A descriptor may be closed between the listing and this.
+            let target = std::fs::read_link(entry.unwrap().path()).ok()?;
+            Some(target.to_string_lossy().split(":[").next().unwrap_or_default().to_owned())
+        };
+        let mut files: Vec<String> = std::fs::read_dir(folder).unwrap().filter_map(target).collect();
+        files.sort_unstable();
+        files
     }
 
     pub fn signal(&self, name: &str) {

@@ -9,7 +9,7 @@ use std::{
 use serde_json::Value;
 
 /// Read timeout; without data for this long the server is stuck.
-const READ_TIMEOUT: Duration = Duration::from_secs(120);
+const READ_TIMEOUT: Duration = Duration::from_secs(1800);
 
 /// A client with one connection, opened before latencies are measured.
 pub struct Client {

@@ -15,7 +15,10 @@ use serde_json::json;
 use tensor::Scheme;
 
 use super::plot;
-use crate::output;
+use crate::{
+    energy::{self, PowerInterval, PowerProbe},
+    output,
+};
 
 /// Benchmark parameters.
 pub struct Plan {
@@ -61,6 +64,9 @@ pub struct Run {
     /// CPU time of the process, as a percentage of one core.
     host_cpu_percent: f64,
     read_back_bytes_per_token: f64,
+    /// Mean power of the GPU; `None` if it does not report it, or the runs were too short to tell.
+    watts: Option<f64>,
+    joules_per_token: Option<f64>,
 }
 
 /// Generates a model with random weights; returns it and the seconds that took.
@@ -91,13 +97,14 @@ pub fn run(
     let mut progress = output::Progress::new();
     progress.show("measuring memory bandwidth");
     let bandwidth = kernels::bench::probe::read_bandwidth(device)?;
+    let power = PowerProbe::start(device.info());
     let mut runs = Vec::new();
     let mut setup = SetupTime::default();
     let mut profiles = Vec::new();
     for prompt in &plan.prompts {
         progress.show(&format!("prefill of {prompt} tokens"));
         let mut runner = runner(model, 1, *prompt, plan)?;
-        runs.push(prefill(&mut runner, *prompt, plan.repeats, bandwidth)?);
+        runs.push(prefill(&mut runner, *prompt, plan.repeats, bandwidth, &power)?);
         setup += runner.setup_time();
         if plan.profile {
             profiles.push(profile_prompt(&mut runner, *prompt, bandwidth)?);
@@ -111,7 +118,7 @@ pub fn run(
             for tokens in &plan.tokens {
                 progress.show(&format!("decoding {tokens} tokens, batch {batch}, depth {depth}"));
                 let run = Run { tokens: *tokens, depth: *depth, ..Run::empty("decode", *batch) };
-                runs.push(decode(&mut runner, run, plan.repeats, bandwidth)?);
+                runs.push(decode(&mut runner, run, plan.repeats, bandwidth, &power)?);
             }
             setup += runner.setup_time();
             if plan.profile {
@@ -125,7 +132,7 @@ pub fn run(
         output::print_json(&json!({
             "device": info.name, "driver": info.driver, "model": name, "weight_bytes": model.weights.bytes(),
             "kv": plan.kv,
-            "bandwidth_bytes_per_s": bandwidth, "load": load, "tuning": tuned,
+            "bandwidth_bytes_per_s": bandwidth, "energy_source": power.source(), "load": load, "tuning": tuned,
             "setup": {
                 "tuning_seconds": tuned.seconds,
                 "pipelines_seconds": setup.pipelines.as_secs_f64(),
@@ -194,24 +201,29 @@ pub(super) fn tokens(count: u32, vocab: u32) -> Vec<u32> {
     (0..count).map(|i| (i * 7919 + 13) % vocab).collect()
 }
 
-fn prefill(runner: &mut Runner, prompt: u32, repeats: usize, bandwidth: f64) -> anyhow::Result<Run> {
+fn prefill(
+    runner: &mut Runner,
+    prompt: u32,
+    repeats: usize,
+    bandwidth: f64,
+    power: &PowerProbe,
+) -> anyhow::Result<Run> {
     let model = runner.model().clone();
     // As `generate` does.
     runner.prepare(prompt as usize, &Sampling::default())?;
     let ids = tokens(prompt, model.config.vocab);
-    let (mut seconds, mut cpu) = (Vec::new(), Vec::new());
+    let mut times = Vec::new();
     let mut read_back = 0;
     // The first run is a warm-up and does not count: an idle GPU has low clocks.
     for number in 0..=repeats {
         let mut sequence = runner.start()?;
         let before = runner.counters().read_back;
-        let (time, busy) = timed(|| Ok(runner.prompt(&mut sequence, &ids, &Sampling::default(), |_| true)?))?;
+        let time = timed(power, || Ok(runner.prompt(&mut sequence, &ids, &Sampling::default(), |_| true)?))?;
         if number == 0 {
             // Programs are recorded again if the warm-up showed that the device is faster than assumed.
             runner.prepare(prompt as usize, &Sampling::default())?;
         } else {
-            seconds.push(time);
-            cpu.push(busy);
+            times.push(time);
             read_back = runner.counters().read_back - before;
         }
     }
@@ -223,7 +235,7 @@ fn prefill(runner: &mut Runner, prompt: u32, repeats: usize, bandwidth: f64) -> 
         read_back_bytes_per_token: read_back as f64 / f64::from(prompt),
         ..Run::empty("prefill", 1)
     };
-    Ok(run.timed(&seconds, &cpu, f64::from(prompt), bytes, bandwidth))
+    Ok(run.timed(&times, f64::from(prompt), bytes, bandwidth))
 }
 
 /// Warm-up tokens per sequence.
@@ -234,10 +246,16 @@ const WARM_UP: u32 = 8;
 const AHEAD: u32 = 64;
 
 /// Measures a decode run. Sequences take turns if smaller steps have a higher throughput, as in the engine.
-fn decode(runner: &mut Runner, run: Run, repeats: usize, bandwidth: f64) -> anyhow::Result<Run> {
+fn decode(
+    runner: &mut Runner,
+    run: Run,
+    repeats: usize,
+    bandwidth: f64,
+    power: &PowerProbe,
+) -> anyhow::Result<Run> {
     let Run { batch, depth, .. } = run;
     let model = runner.model().clone();
-    let (mut seconds, mut cpu) = (Vec::new(), Vec::new());
+    let mut times = Vec::new();
     let (wanted, mut decode_batch) = ((run.tokens * batch) as usize, batch as usize);
     let (mut bytes, mut read_back) = (0.0, 0.0);
     let smaller_batch = runner.bucket_below(batch as usize);
@@ -256,7 +274,7 @@ fn decode(runner: &mut Runner, run: Run, repeats: usize, bandwidth: f64) -> anyh
         }
         let before = runner.counters().read_back;
         let mut decoders = Decoders::start(runner, batch, depth)?;
-        let (time, busy) = timed(|| {
+        let time = timed(power, || {
             decoders.decode(runner, wanted, |runner| {
                 decode_batch = runner.decode_batch_size(batch as usize);
                 decode_batch
@@ -264,8 +282,8 @@ fn decode(runner: &mut Runner, run: Run, repeats: usize, bandwidth: f64) -> anyh
         })?;
         // The last turn may have decoded a few tokens more.
         let decoded = decoders.decoded as f64;
-        seconds.push(time * wanted as f64 / decoded);
-        cpu.push(busy * wanted as f64 / decoded);
+        let share = wanted as f64 / decoded;
+        times.push(Times { seconds: time.seconds * share, cpu_seconds: time.cpu_seconds * share, ..time });
         read_back = (runner.counters().read_back - before) as f64 / decoded;
         bytes = (decoders.steps * model.bytes_per_step() + decoders.kv_bytes) as f64 / decoded;
     }
@@ -276,7 +294,7 @@ fn decode(runner: &mut Runner, run: Run, repeats: usize, bandwidth: f64) -> anyh
         ..run
     };
     let wanted = wanted as f64;
-    Ok(run.timed(&seconds, &cpu, wanted, (bytes * wanted) as u64, bandwidth))
+    Ok(run.timed(&times, wanted, (bytes * wanted) as u64, bandwidth))
 }
 
 /// The decoding sequences of a run.
@@ -337,15 +355,25 @@ impl Decoders {
     }
 }
 
-/// Wall-clock seconds and CPU seconds of all threads.
-fn timed<T>(work: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<(f64, f64)> {
+/// What one run took.
+struct Times {
+    /// Wall-clock time.
+    seconds: f64,
+    /// CPU time of all threads.
+    cpu_seconds: f64,
+    power: PowerInterval,
+}
+
+fn timed<T>(power: &PowerProbe, work: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<Times> {
     let busy = || {
         let time = clock_gettime(ClockId::ProcessCPUTime);
         time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
     };
-    let (start, before) = (Instant::now(), busy());
+    let (mut interval, start, start_busy) = (power.begin(), Instant::now(), busy());
     work()?;
-    Ok((start.elapsed().as_secs_f64(), busy() - before))
+    let (seconds, cpu_seconds) = (start.elapsed().as_secs_f64(), busy() - start_busy);
+    power.end(&mut interval);
+    Ok(Times { seconds, cpu_seconds, power: interval })
 }
 
 impl Run {
@@ -365,11 +393,13 @@ impl Run {
             roofline_percent: None,
             host_cpu_percent: 0.0,
             read_back_bytes_per_token: 0.0,
+            watts: None,
+            joules_per_token: None,
         }
     }
 
-    fn timed(mut self, seconds: &[f64], cpu: &[f64], tokens: f64, bytes: u64, bandwidth: f64) -> Self {
-        let mut sorted = seconds.to_vec();
+    fn timed(mut self, times: &[Times], tokens: f64, bytes: u64, bandwidth: f64) -> Self {
+        let mut sorted: Vec<f64> = times.iter().map(|time| time.seconds).collect();
         sorted.sort_by(f64::total_cmp);
         let median = sorted[sorted.len() / 2];
         self.tokens_per_s = tokens / median;
@@ -379,7 +409,10 @@ impl Run {
         if self.kind == "decode" {
             self.roofline_percent = Some(bytes as f64 / median / bandwidth * 100.0);
         }
-        self.host_cpu_percent = cpu.iter().sum::<f64>() / seconds.iter().sum::<f64>() * 100.0;
+        let cpu: f64 = times.iter().map(|time| time.cpu_seconds).sum();
+        self.host_cpu_percent = cpu / sorted.iter().sum::<f64>() * 100.0;
+        self.watts = energy::mean_watts(times.iter().map(|time| &time.power));
+        self.joules_per_token = self.watts.map(|watts| watts * median / tokens);
         self
     }
 }
@@ -500,6 +533,7 @@ fn table(runs: &[Run]) -> String {
                 percent(run.roofline_percent),
                 percent(Some(run.host_cpu_percent)),
                 format!("{:.1}", run.read_back_bytes_per_token),
+                run.joules_per_token.map_or_else(|| "?".into(), |joules| format!("{joules:.3}")),
             ]
         })
         .collect();
@@ -515,6 +549,7 @@ fn table(runs: &[Run]) -> String {
             "roofline",
             "CPU",
             "read back",
+            "J/token",
         ],
         &rows,
     )

@@ -1,26 +1,23 @@
 //! The checks: functions from system and device properties to findings.
 
-use gpu::{Adapter, AdapterInfo, AdapterKind, Device, format_bytes};
+use gpu::{Adapter, AdapterInfo, AdapterKind, Device};
 use kernels::matmul::tuning::Tuning;
-use telemetry::System;
+use telemetry::{Access, System};
 
-use super::{Finding, Level};
+use super::{Finding, Level, memory, settings};
 use crate::commands::devices;
 
 /// Checks of the system, with or without a device.
 pub fn machine(system: &System, adapters: &[Adapter]) -> Vec<Finding> {
     let mut findings = Vec::new();
-    if let Some(memory) = system.memory() {
-        let available =
-            memory.available.map_or(String::new(), |free| format!(", {} available", format_bytes(free)));
-        findings.push(Finding::new(
-            Level::Good,
-            "system memory",
-            format!("{}{available}", format_bytes(memory.total)),
-        ));
+    let kernel = system.kernel();
+    if let Some(release) = &kernel.release {
+        let distribution = kernel.distribution.as_ref().map_or(String::new(), |name| format!(", {name}"));
+        findings.push(Finding::new(Level::Good, "kernel", format!("Linux {release}{distribution}")));
     }
+    findings.extend(memory::system(system));
     for node in system.render_nodes() {
-        if node.node.access == telemetry::Access::ReadWrite {
+        if node.node.access == Access::ReadWrite {
             continue;
         }
         let text =
@@ -33,13 +30,47 @@ pub fn machine(system: &System, adapters: &[Adapter]) -> Vec<Finding> {
         });
     }
     findings.extend(gpus_without_driver(system, adapters));
+    findings.extend(settings::power(system));
+    findings.extend(settings::environment(|name| std::env::var(name).ok()));
+    findings.extend(npus(system));
+    findings
+}
+
+/// NPUs, which Indrik does not use yet: their node, driver and firmware.
+fn npus(system: &System) -> Vec<Finding> {
+    let mut findings = Vec::new();
     for npu in system.npus() {
-        let name = npu.driver.as_deref().unwrap_or("no driver");
-        findings.push(Finding::new(
-            Level::Note,
-            "NPU",
-            format!("{} ({name}) is present; Indrik does not use it", npu.name),
-        ));
+        let model = npu.model.as_ref().map_or(String::new(), |model| format!(" {model},"));
+        let driver = npu.driver.as_deref().unwrap_or("no driver");
+        let firmware = npu.firmware.as_deref().unwrap_or("unknown");
+        let access = match &npu.node.access {
+            Access::ReadWrite => "can be opened".to_string(),
+            Access::Denied => "may not be opened by this user".to_string(),
+            Access::Missing => "does not exist".to_string(),
+            Access::Failed(reason) => format!("cannot be opened: {reason}"),
+        };
+        let text = format!(
+            "{}:{model} driver {driver}, firmware {firmware}; {} {access}. Indrik does not use it",
+            npu.name,
+            npu.node.path.display(),
+        );
+        let finding = Finding::new(Level::Note, "NPU", text);
+        findings.push(match npu.node.join_group_command() {
+            Some(command) => finding.fix(format!("{command}, then log in again")),
+            None => finding,
+        });
+    }
+    for address in system.npus_without_driver() {
+        let text = format!("the NPU at {address} has no driver. Indrik does not use it");
+        let mut fix = "its driver, amdxdna, is in Linux 6.14 and later".to_string();
+        for parameter in system.kernel().parameters_named(&["amd_iommu", "iommu"]) {
+            if parameter.ends_with("=off") {
+                fix += &format!(
+                    "\nremove {parameter} from the kernel's command line: the driver needs the IOMMU"
+                );
+            }
+        }
+        findings.push(Finding::new(Level::Note, "NPU", text).fix(fix));
     }
     findings
 }
@@ -68,7 +99,14 @@ fn gpus_without_driver(system: &System, adapters: &[Adapter]) -> Vec<Finding> {
 
 /// Checks of the selected device.
 pub fn device(system: &System, device: &Device) -> Vec<Finding> {
-    let info = device.info();
+    let mut findings = adapter(system, device.info());
+    findings.push(cache(device));
+    findings.push(tuning(device));
+    findings
+}
+
+/// Checks of a device's properties.
+pub fn adapter(system: &System, info: &AdapterInfo) -> Vec<Finding> {
     let caps = &info.caps;
     let mut findings = Vec::new();
     let text = format!("{} ({}), {}", info.name, devices::kind(info), info.driver);
@@ -90,42 +128,10 @@ pub fn device(system: &System, device: &Device) -> Vec<Finding> {
         let text = "not supported by the compute queue: kernels cannot be timed individually";
         findings.push(Finding::new(Level::Warning, "timestamps", text).fix("update the GPU's driver"));
     }
-    for heap in device.heaps() {
-        let place = if heap.device_local { "device-local" } else { "host" };
-        let text = format!(
-            "{} {place}, {} free for this process",
-            format_bytes(heap.size),
-            format_bytes(heap.free())
-        );
-        findings.push(Finding::new(Level::Good, &format!("heap {}", heap.index), text));
-    }
-    if info.vendor_id == u32::from(telemetry::VENDOR_AMD) {
-        findings.extend(amd(system, info));
-    }
-    findings.push(cache(device));
-    findings.push(tuning(device));
-    findings
-}
-
-/// VRAM and GTT sizes from the kernel driver; Vulkan's heaps report only parts of them.
-fn amd(system: &System, info: &AdapterInfo) -> Vec<Finding> {
-    let mut findings = Vec::new();
-    for card in system.amd_gpus() {
-        let size = |total: Option<u64>| total.map_or_else(|| "unknown".to_string(), format_bytes);
-        let text = format!("{}: VRAM {}, GTT {}", card.card, size(card.vram_total), size(card.gtt_total));
-        let finding = Finding::new(Level::Good, "amdgpu memory", text);
-        let advice = if info.kind == AdapterKind::Integrated { system.gtt_advice(&card) } else { None };
-        findings.push(match advice {
-            None => finding,
-            Some(advice) => Finding {
-                level: Level::Warning,
-                text: format!("{}; {} of GTT would be safe", finding.text, format_bytes(advice.target)),
-                ..finding
-            }
-            .fix(format!("boot with {}\n{}", advice.parameters, advice.instructions)),
-        });
-    }
-    if let Some(limit) = system.lockup_timeout().and_then(|timeout| timeout.at_least_ms()) {
+    findings.extend(memory::adapter(system, info));
+    if info.vendor_id == u32::from(telemetry::VENDOR_AMD)
+        && let Some(limit) = system.lockup_timeout().and_then(|timeout| timeout.at_least_ms())
+    {
         let text = format!(
             "the kernel resets the GPU if a submission takes longer than {} s",
             limit as f64 / 1000.0

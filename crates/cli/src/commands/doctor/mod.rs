@@ -1,9 +1,12 @@
 //! `indrik doctor`: diagnoses the machine and suggests fixes.
 
 mod checks;
+mod memory;
+mod report;
 mod selftest;
+mod settings;
 
-use std::process::ExitCode;
+use std::{num::NonZeroUsize, path::PathBuf, process::ExitCode};
 
 use clap::Args;
 use gpu::{Instance, InstanceOptions};
@@ -16,21 +19,28 @@ use crate::{commands::devices, output};
 
 /// Diagnose this machine and suggest fixes
 #[derive(Args)]
-#[command(after_help = "Example: indrik doctor --selftest\n\
-                        Exit code 0 if Indrik can run here and every test passed, 1 otherwise.")]
+#[command(after_help = "Examples:\n  indrik doctor --selftest\n  indrik doctor --report\n\
+                        Exit code 0 if Indrik can run here and every test passed, 1 otherwise.\n\
+                        Ctrl-C ends the self-test with a summary of what ran, and exit code 130.")]
 pub struct Arguments {
     /// Compare every kernel with its CPU reference on the selected device
     #[arg(long)]
     selftest: bool,
-    /// With --selftest: only this kernel, named as in `indrik kernels`
+    /// With --selftest: only this kernel, named as in `indrik kernels` (repeatable)
     #[arg(long, requires = "selftest", value_name = "NAME", value_parser = kernel_name)]
-    kernel: Option<String>,
+    kernel: Vec<String>,
+    /// With --selftest: number of cases that run at a time, to compile their pipelines on several cores; more than one has hung an NVIDIA H200 [default: 1]
+    #[arg(long, requires = "selftest", value_name = "N")]
+    jobs: Option<NonZeroUsize>,
     /// With --selftest: load the Khronos validation layer; any message is a failure
     #[arg(long, requires = "selftest")]
     validation: bool,
     /// Device, by index or part of its name
     #[arg(short, long, env = "INDRIK_DEVICE")]
     device: Option<String>,
+    /// Also write what was found to a file for a bug report, without secrets
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "indrik-report.md")]
+    report: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -92,19 +102,32 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let opened = selector.open();
     let system = System::new();
     let adapters = Instance::new(&InstanceOptions::default()).and_then(|instance| instance.adapters());
-    let mut findings = checks::machine(&system, &adapters.unwrap_or_default());
+    let adapters = adapters.unwrap_or_default();
+    let mut findings = checks::machine(&system, &adapters);
     match &opened {
         Ok((_, device)) => findings.extend(checks::device(&system, device)),
         Err(error) => findings.push(Finding::new(Level::Problem, "Vulkan", error.to_string())),
     }
+    let json = arguments.json;
+    if !json {
+        output::print(&text(&findings))?;
+    }
     let mut results = None;
     if let (true, Ok((instance, device))) = (arguments.selftest, &opened) {
-        results = Some(selftest::run(device, instance, arguments.kernel.as_deref(), arguments.json)?);
+        let options = selftest::Options { kernels: &arguments.kernel, jobs: arguments.jobs, json };
+        if !json {
+            output::print("\n")?;
+        }
+        results = Some(selftest::run(device, instance, &options)?);
     }
 
+    if let Some(file) = &arguments.report {
+        report::write(file, &system, &findings, &adapters, results.as_ref())?;
+        note!("Wrote {}. Read it before you publish it.", file.display());
+    }
     let healthy = findings.iter().all(|finding| finding.level != Level::Problem)
         && results.as_ref().is_none_or(selftest::Results::passed);
-    if arguments.json {
+    if json {
         let device = opened
             .as_ref()
             .ok()
@@ -112,13 +135,14 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         output::print_json(&json!({
             "healthy": healthy, "findings": findings, "device": device, "selftest": results,
         }))?;
-    } else {
-        output::print(&text(&findings))?;
-        if let Some(results) = &results {
-            output::print(&results.text())?;
-        }
+    } else if let Some(results) = &results {
+        output::print(&results.text())?;
     }
-    Ok(if healthy { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(match results {
+        Some(results) if results.interrupted => ExitCode::from(130),
+        _ if healthy => ExitCode::SUCCESS,
+        _ => ExitCode::FAILURE,
+    })
 }
 
 fn text(findings: &[Finding]) -> String {

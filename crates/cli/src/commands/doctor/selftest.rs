@@ -1,16 +1,21 @@
 //! Compares every kernel with its CPU reference on the selected device.
 
-use std::{collections::BTreeMap, time::Instant};
+use std::{
+    collections::BTreeMap,
+    num::NonZeroUsize,
+    sync::atomic::{AtomicBool, Ordering},
+    time::Instant,
+};
 
 use anyhow::bail;
 use gpu::{Device, Instance, Tier};
-use kernels::selftest::{self, Report};
+use kernels::selftest::{self, Case, Report};
 use serde::Serialize;
 
 use crate::output;
 
 /// Results of the self-test.
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 pub struct Results {
     /// Totals per kernel and tier.
     pub kernels: Vec<Total>,
@@ -18,6 +23,10 @@ pub struct Results {
     pub failures: Vec<String>,
     /// Messages of the validation layer, if it was loaded.
     pub validation_messages: Vec<String>,
+    /// Cases that did not run because of Ctrl-C.
+    pub not_run: usize,
+    /// Whether Ctrl-C ended the self-test.
+    pub interrupted: bool,
     /// Wall-clock time in seconds.
     pub seconds: f64,
 }
@@ -27,6 +36,7 @@ pub struct Results {
 pub struct Total {
     kernel: String,
     tier: String,
+    /// Cases that ran.
     cases: usize,
     passed: usize,
     compared: usize,
@@ -34,70 +44,135 @@ pub struct Total {
     worst: f64,
 }
 
-impl Results {
-    /// Whether there were cases, all passed, and the validation layer reported nothing.
-    pub fn passed(&self) -> bool {
-        self.failures.is_empty()
-            && self.validation_messages.is_empty()
-            && self.kernels.iter().any(|t| t.cases > 0)
-    }
-
-    /// The results as text.
-    pub fn text(&self) -> String {
-        let rows: Vec<Vec<String>> = self
-            .kernels
-            .iter()
-            .map(|total| {
-                vec![
-                    total.kernel.clone(),
-                    total.tier.clone(),
-                    format!("{}/{}", total.passed, total.cases),
-                    total.compared.to_string(),
-                    format!("{:.0}%", total.worst * 100.0),
-                ]
-            })
-            .collect();
-        let table = output::table(&["kernel", "tier", "passed", "outputs", "max error / tolerance"], &rows);
-        let failures: String = self.failures.iter().map(|failure| format!("FAIL  {failure}\n")).collect();
-        let messages: String =
-            self.validation_messages.iter().map(|m| format!("validation: {m}\n")).collect();
-        let (passed, cases) = self.kernels.iter().fold((0, 0), |(p, c), t| (p + t.passed, c + t.cases));
-        let verdict = if self.passed() { "passed" } else { "FAILED" };
-        let end = format!("\nself-test {verdict}: {passed} of {cases} cases in {:.1} s\n", self.seconds);
-        format!("\n{table}{failures}{messages}{end}")
+impl Total {
+    /// One line, in the columns of the findings.
+    fn text(&self) -> String {
+        let Total { kernel, tier, cases, passed, compared, worst } = self;
+        let mark = if passed == cases { "ok  " } else { "FAIL" };
+        format!(
+            "{mark}  {kernel:<16} {tier}: {passed} of {cases} cases passed, {compared} outputs, \
+             max error {:.0}% of the tolerance\n",
+            worst * 100.0
+        )
     }
 }
 
-pub fn run(device: &Device, instance: &Instance, only: Option<&str>, quiet: bool) -> anyhow::Result<Results> {
+impl Results {
+    /// Whether every case ran and passed, there was at least one, and the validation layer reported nothing.
+    pub fn passed(&self) -> bool {
+        self.failures.is_empty()
+            && self.validation_messages.is_empty()
+            && !self.interrupted
+            && self.kernels.iter().any(|total| total.cases > 0)
+    }
+
+    /// The summary. Failures and totals have been printed by then.
+    pub fn text(&self) -> String {
+        let messages: String =
+            self.validation_messages.iter().map(|message| format!("validation: {message}\n")).collect();
+        let passed: usize = self.kernels.iter().map(|total| total.passed).sum();
+        let failed = self.failures.len();
+        let verdict = match () {
+            () if self.interrupted => "interrupted",
+            () if self.passed() => "passed",
+            () => "FAILED",
+        };
+        let not_run = if self.interrupted { format!(", {} not run", self.not_run) } else { String::new() };
+        let seconds = self.seconds;
+        format!(
+            "\n{messages}self-test {verdict}: {passed} cases passed, {failed} failed{not_run}, in {seconds:.1} s\n"
+        )
+    }
+}
+
+/// What to run, and where progress goes.
+pub struct Options<'a> {
+    /// Only these kernels; empty means all.
+    pub kernels: &'a [String],
+    /// Cases that run at a time.
+    pub jobs: Option<NonZeroUsize>,
+    /// Standard output is for JSON: progress goes to standard error.
+    pub json: bool,
+}
+
+pub fn run(device: &Device, instance: &Instance, options: &Options<'_>) -> anyhow::Result<Results> {
     let start = Instant::now();
-    let mut progress = output::Progress::new();
-    let reports = selftest::run(device, only, |report| {
-        if !quiet {
-            progress.show(&format!("{} {} at {}", report.kernel, report.case, report.tier));
-        }
-    });
-    drop(progress);
-    if let (Some(kernel), true) = (only, reports.is_empty()) {
+    let only = options.kernels;
+    let cases: Vec<(&'static str, Case)> = selftest::cases(device.caps())
+        .filter(|(kernel, _)| only.is_empty() || only.iter().any(|only| only == kernel))
+        .collect();
+    if let Some(kernel) = only.iter().find(|only| !cases.iter().any(|(kernel, _)| *only == kernel)) {
         bail!("{kernel} has no test cases for {}: `indrik devices` lists its tiers", device.info().name);
     }
-    let mut totals: BTreeMap<(&str, Tier), Total> = BTreeMap::new();
-    for report in &reports {
-        let total = totals.entry((report.kernel, report.tier)).or_default();
-        total.kernel = report.kernel.to_string();
-        total.tier = report.tier.to_string();
-        total.cases += 1;
-        total.passed += usize::from(report.passed());
-        if let Ok(comparison) = &report.outcome {
-            total.compared += comparison.compared;
-            total.worst = total.worst.max(comparison.worst_error);
+    let control = output::control();
+    let cancel = &control.cancel;
+    let mut lines = Lines { json: options.json, progress: output::Progress::new(), cancel, error: None };
+    let mut results = Results::default();
+    let mut ran = 0;
+    let mut totals: BTreeMap<Tier, Total> = BTreeMap::new();
+    let jobs = options.jobs.unwrap_or(NonZeroUsize::MIN);
+    selftest::run(device, &cases, jobs, cancel, |report| {
+        ran += 1;
+        add(&mut totals, &report);
+        if !report.passed() {
+            let failure = failure(&report);
+            lines.print(&format!("FAIL  {failure}\n"));
+            results.failures.push(failure);
+        }
+        // Cases are reported in order, so the next kernel's first case ends this one.
+        if cases.get(ran).is_none_or(|(kernel, _)| *kernel != report.kernel) {
+            let totals = std::mem::take(&mut totals);
+            totals.values().for_each(|total| lines.print(&total.text()));
+            results.kernels.extend(totals.into_values());
+        } else {
+            lines.progress.show(&format!("{} {} at {}", report.kernel, report.case, report.tier));
+        }
+    });
+    // A kernel that Ctrl-C cut short.
+    totals.values().for_each(|total| lines.print(&total.text()));
+    results.kernels.extend(totals.into_values());
+    if let Some(error) = lines.error {
+        return Err(error);
+    }
+    results.not_run = cases.len() - ran;
+    // Ctrl-C after the last case has started changes nothing.
+    results.interrupted = results.not_run > 0;
+    results.validation_messages = instance.validation_messages();
+    results.seconds = start.elapsed().as_secs_f64();
+    Ok(results)
+}
+
+/// Lines that are printed, and flushed, while the self-test runs.
+struct Lines<'a> {
+    json: bool,
+    progress: output::Progress,
+    /// Set once standard output is closed: nobody reads the rest.
+    cancel: &'a AtomicBool,
+    error: Option<anyhow::Error>,
+}
+
+impl Lines<'_> {
+    fn print(&mut self, text: &str) {
+        self.progress.clear();
+        if self.json {
+            note_part!("{text}");
+        } else if let Err(error) = output::print(text) {
+            self.error = Some(error);
+            self.cancel.store(true, Ordering::Relaxed);
         }
     }
-    Ok(Results {
-        kernels: totals.into_values().collect(),
-        failures: reports.iter().filter(|report| !report.passed()).map(failure).collect(),
-        validation_messages: instance.validation_messages(),
-        seconds: start.elapsed().as_secs_f64(),
-    })
+}
+
+fn add(totals: &mut BTreeMap<Tier, Total>, report: &Report) {
+    let total = totals.entry(report.tier).or_default();
+    total.kernel = report.kernel.to_string();
+    total.tier = report.tier.to_string();
+    total.cases += 1;
+    total.passed += usize::from(report.passed());
+    if let Ok(comparison) = &report.outcome {
+        total.compared += comparison.compared;
+        total.worst = total.worst.max(comparison.worst_error);
+    }
 }
 
 fn failure(report: &Report) -> String {

@@ -9,7 +9,7 @@ use std::{
 use indrik::{Control, LoadHooks, Model, ModelFiles};
 use server::EngineSlot;
 
-use super::{controls::Controls, gauges::Roofline, notify, settings::Settings, summary};
+use super::{controls::Controls, hardware::Hardware, notify, settings::Settings, summary};
 use crate::{loading, logging::announce, output};
 
 /// Inputs of the loading thread.
@@ -17,7 +17,7 @@ pub struct Loader<'a> {
     pub files: ModelFiles,
     pub options: indrik::Options,
     pub settings: &'a Settings,
-    pub roofline: Roofline,
+    pub hardware: Hardware,
     pub url: String,
     pub id: String,
     pub started: Instant,
@@ -30,12 +30,15 @@ pub type Loading = JoinHandle<anyhow::Result<Model>>;
 impl Loader<'_> {
     /// Starts the loading thread. If loading fails, it stops the server.
     pub fn start(self, controls: &Controls) -> std::io::Result<Loading> {
-        let Loader { files, options, settings, roofline, url, id, started, json } = self;
-        let lines = summary::settings_lines(settings);
+        let Loader { files, options, settings, hardware, url, id, started, json } = self;
+        let mut lines = summary::settings_lines(settings);
+        if settings.webui {
+            lines.insert(0, format!("web UI   {url}/ in a browser: chat and dashboard"));
+        }
         let (slot, control, handle) = (controls.slot.clone(), controls.load.clone(), controls.server.clone());
         let reload = controls.reload.clone();
         let work = move || {
-            let startup = Startup { slot: &slot, roofline, lines, url, id, started, json };
+            let startup = Startup { slot: &slot, hardware, lines, url, id, started, json };
             let loaded = load(&files, options, [&control, &reload], startup);
             if loaded.is_err() {
                 handle.stop();
@@ -49,7 +52,7 @@ impl Loader<'_> {
 /// Where loading reports its progress and result: the slot for the engine, and the startup summary.
 struct Startup<'a> {
     slot: &'a EngineSlot,
-    roofline: Roofline,
+    hardware: Hardware,
     lines: Vec<String>,
     url: String,
     id: String,
@@ -75,16 +78,13 @@ fn load(
     let report = hooks.progress;
     let model = files.load_with(options, hooks)?;
     startup.slot.set_stage("programs are being recorded for this GPU");
-    model.prepare_serving(report)?;
+    model.prepare_first_requests(report)?;
     drop(terminal);
     startup.slot.set_stage("memory bandwidth is being measured");
-    model.with_runner(|runner| {
-        startup.roofline.measure(&runner.model().device);
-        Ok(())
-    })?;
+    startup.hardware.set_loaded(&model)?;
     let model_lines = summary::model_lines(&model);
     let report = summary::ReadyReport::new(&model, &startup.id, &startup.url);
-    let engine = model.engine()?;
+    let engine = model.metered_engine(startup.hardware.power_meter())?;
     if control.cancel.load(Ordering::Relaxed) {
         return Err(model::Error::Cancelled.into());
     }
@@ -106,6 +106,11 @@ fn load(
     announce(format_args!("{} is ready at {}/v1 after {seconds:.1} s.", startup.id, startup.url));
     if startup.json {
         output::print(&(serde_json::to_string(&report.ready_after(seconds))? + "\n"))?;
+    }
+    // What is not recorded ahead is recorded when it is needed.
+    match model.prepare_ahead(&control.cancel) {
+        Ok(()) => tracing::debug!(seconds = startup.started.elapsed().as_secs_f64(), "all programs recorded"),
+        Err(error) => tracing::warn!(%error, "not all programs were recorded ahead of their use"),
     }
     Ok(model)
 }

@@ -9,6 +9,7 @@
 
 mod controls;
 mod gauges;
+mod hardware;
 mod load;
 mod notify;
 mod settings;
@@ -16,7 +17,14 @@ mod signals;
 mod summary;
 mod values;
 
-use std::{io::ErrorKind, net::SocketAddr, path::PathBuf, process::ExitCode, sync::Arc, time::Instant};
+use std::{
+    io::ErrorKind,
+    net::SocketAddr,
+    path::PathBuf,
+    process::ExitCode,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use anyhow::Context;
 use clap::{ArgMatches, Args};
@@ -28,7 +36,7 @@ use crate::{
     logging::{self, announce},
 };
 use controls::Controls;
-use gauges::Roofline;
+use hardware::Hardware;
 use load::Loader;
 use settings::{Flags, Settings};
 use signals::Outcome;
@@ -44,6 +52,9 @@ pub struct Arguments {
     /// TOML settings file; keys are the names of the flags
     #[arg(long, env = "INDRIK_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
+    /// Do not serve the web UI at /; the same as --webui=false
+    #[arg(long)]
+    no_webui: bool,
     /// Print one line of JSON to standard output when the server is ready
     #[arg(long)]
     json: bool,
@@ -54,16 +65,20 @@ pub fn run(arguments: &Arguments, matches: &ArgMatches) -> anyhow::Result<ExitCo
     // Otherwise every reopening of a lost device would leave memory behind in malloc's arenas. Must run before the
     // first thread starts.
     gpu::limit_malloc_arenas();
-    let settings = Settings::read(&arguments.flags, arguments.config.as_ref(), matches)?;
+    let mut settings = Settings::read(&arguments.flags, arguments.config.as_ref(), matches)?;
+    settings.webui &= !arguments.no_webui;
     logging::init("info", settings.log_format);
     let config = settings.config()?;
     let model = model_arguments(&settings)?;
     let files = model.open()?;
     let (options, context_length) = load_options(&settings, model.options(), &files)?;
-    let roofline = Roofline::default();
-    let measured = roofline.clone();
+    let hardware = Hardware::default();
+    let (for_metrics, for_stats) = (hardware.clone(), hardware.clone());
     let slot = EngineSlot::new(context_length, "the model is loading");
-    let slot = Arc::new(slot.with_gauges(move |status| gauges::read(status, &measured)));
+    let slot = slot
+        .with_gauges(move |status| gauges::read(status, &for_metrics))
+        .with_hardware(move |status| for_stats.read(status));
+    let slot = Arc::new(slot);
     let model = served_model(&settings, &files)?;
     let id = model.id.clone();
 
@@ -76,12 +91,14 @@ pub fn run(arguments: &Arguments, matches: &ArgMatches) -> anyhow::Result<ExitCo
 
     let controls = Controls { server: server.handle(), slot, load: Arc::default(), reload: Arc::default() };
     let json = arguments.json;
-    let loader = Loader { files, options, settings: &settings, roofline, url, id, started, json };
+    let loader = Loader { files, options, settings: &settings, hardware, url, id, started, json };
     let loading = loader.start(&controls)?;
     let outcome = runtime.block_on(async {
         let signals = signals::Signals::listen().context("cannot install signal handlers")?;
         anyhow::Ok(signals.serve(server, &controls, settings.drain_timeout.0, loading).await)
     })?;
+    // A read of a sensor that hangs must not keep the process.
+    runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);
     match outcome {
         Outcome::Drained => announce(format_args!("All requests finished.")),
         Outcome::Cancelled(reason) => announce(format_args!("{reason}: unfinished requests were cancelled.")),
@@ -89,6 +106,9 @@ pub fn run(arguments: &Arguments, matches: &ArgMatches) -> anyhow::Result<ExitCo
     }
     Ok(if matches!(outcome, Outcome::Drained) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
+
+/// Time for threads that may block to end, once all requests have.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
 fn model_arguments(settings: &Settings) -> anyhow::Result<ModelArguments> {
     let model = settings.model.clone().context(

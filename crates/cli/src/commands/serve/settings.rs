@@ -155,6 +155,8 @@ settings! {
         prefix_cache: bool, "prefix-cache", "INDRIK_PREFIX_CACHE", "true", "Reuse KV cache pages of earlier requests for prompts with the same prefix";
         #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
         reproducible: bool, "reproducible", "INDRIK_REPRODUCIBLE", "false", "Batch-invariant (bitwise reproducible) logits; slower at batch 1";
+        #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+        webui: bool, "webui", "INDRIK_WEBUI", "true", "Serve the web UI (chat, dashboard) at /; --no-webui turns it off";
         log_format: LogFormat, "log-format", "INDRIK_LOG_FORMAT", "text", "Log format: text, or json with one object per line";
         #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
         log_prompts: bool, "log-prompts", "INDRIK_LOG_PROMPTS", "false", "Log prompts";
@@ -341,6 +343,7 @@ impl Settings {
             probe_timeout: self.probe_timeout.0,
             grammar_workers: self.grammar_workers.get() as usize,
             grammar_timeout: self.grammar_timeout.0,
+            webui: self.webui,
             log_prompts: self.log_prompts,
         })
     }

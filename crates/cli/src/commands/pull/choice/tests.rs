@@ -2,7 +2,6 @@
 
 use std::sync::atomic::AtomicBool;
 
-use gpu::{AdapterInfo, AdapterKind, Caps, Element, Heap, MatrixShape};
 use model::Size;
 use store::{
     Hub, ModelRequest, Settings, Store,
@@ -11,70 +10,15 @@ use store::{
 use telemetry::fixture::{GIB, Tree};
 
 use super::*;
-use crate::commands::pull::select::{self, Query, Selection};
-
-/// Capabilities of a Radeon 780M under RADV.
-fn radeon_780m() -> Caps {
-    let shape = |a, c| MatrixShape { m: 16, n: 16, k: 16, a, b: a, c };
-    Caps {
-        api_version: "1.3.0".into(),
-        missing_core: vec![],
-        subgroup_size: 64,
-        min_subgroup_size: 32,
-        max_subgroup_size: 64,
-        subgroup_size_control: true,
-        full_subgroups: true,
-        subgroup_arithmetic: true,
-        subgroup_shuffle: true,
-        float16: true,
-        int8: true,
-        storage16: true,
-        storage8: true,
-        integer_dot: true,
-        integer_dot_accelerated: true,
-        memory_model: true,
-        cooperative_matrix: vec![shape(Element::F16, Element::F32), shape(Element::S8, Element::S32)],
-        cooperative_matrix2: false,
-        cooperative_matrix_not_queried: None,
-        conditional_rendering: true,
-        compute_units: Some(12),
-        timestamp_bits: 64,
-        timestamp_period_ns: Some(1.0),
-        max_shared_bytes: 65536,
-        max_threads: 1024,
-        max_groups: i32::MAX as u32,
-        max_allocation: 4 << 30,
-    }
-}
+use crate::{
+    commands::pull::select::{self, Query, Selection},
+    fixture::radeon_780m,
+};
 
 /// A machine with a Radeon 780M, whose heaps RADV makes of carve-out and GTT.
 fn machine(tree: &Tree, installed: u64, carve_out: u64, gtt: u64) -> Machine {
     tree.add_apu(installed, carve_out, gtt);
-    let total = carve_out + gtt;
-    let heap = |index: usize, size: u64, device_local: bool| Heap {
-        index,
-        size,
-        budget: Some(size),
-        used: Some(0),
-        device_local,
-        host_visible: true,
-    };
-    let adapter = AdapterInfo {
-        index: 0,
-        name: "AMD Radeon 780M (RADV PHOENIX)".into(),
-        kind: AdapterKind::Integrated,
-        vendor_id: telemetry::VENDOR_AMD.into(),
-        device_id: 0x15bf,
-        driver: "radv".into(),
-        driver_version: 1,
-        pipeline_cache_uuid: [0; 16],
-        unified_memory: true,
-        compile_only: false,
-        caps: radeon_780m(),
-        heaps: vec![heap(0, total / 3, false), heap(1, total - total / 3, true)],
-        memory_types: Vec::new(),
-    };
-    Machine::new(&tree.system(), adapter)
+    Machine::new(&tree.system(), radeon_780m(carve_out, gtt))
 }
 
 fn text(value: &str) -> Vec<u8> {

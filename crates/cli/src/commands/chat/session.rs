@@ -1,0 +1,277 @@
+//! A loaded model and its conversation.
+
+use std::{io::IsTerminal, path::Path, sync::atomic::Ordering, time::Duration};
+
+use anyhow::Context;
+use indrik::{
+    Chat, ChatReply, FinishReason, Message, Model, ModelFiles, Reply, ReplyEvent, Sampling, Timings,
+};
+
+use super::{ChatArguments, transcript::Transcript};
+use crate::{
+    energy::{PowerInterval, PowerProbe},
+    loading::ModelArguments,
+    output,
+    render::{self, Printer},
+    speed::Speed,
+};
+
+const NO_TEMPLATE: &str =
+    "this model has no chat template, and its family has no default one: use `indrik generate`";
+
+/// How often Ctrl-C is checked and the progress line updated while nothing is generated.
+const POLL: Duration = Duration::from_millis(50);
+
+/// Assumed length of the first message, with its template. Programs for prompts of another length are recorded
+/// when they are needed.
+const FIRST_PROMPT_TOKENS: usize = 32;
+
+/// A model that was checked and can be loaded.
+pub struct Candidate {
+    /// As the user gave it.
+    argument: String,
+    model: ModelArguments,
+    files: ModelFiles,
+    sampling: Sampling,
+    context_length: u32,
+    own_template: bool,
+}
+
+impl Candidate {
+    /// Opens a model, given as `-m` takes it, without touching the device.
+    pub fn open(argument: &str, arguments: &ChatArguments) -> anyhow::Result<Self> {
+        let model = ModelArguments { model: argument.to_string(), load: arguments.load.clone() };
+        let files = model.open()?;
+        let language = files.language()?;
+        language.template.as_ref().context(NO_TEMPLATE)?;
+        let sampling = arguments.sampling.sampling(&files.recommended_sampling());
+        sampling.check(files.config().vocab)?;
+        let context_length = match arguments.context {
+            Some(context) => files.check_context_length(context as usize)?,
+            None => files.default_context_length(),
+        };
+        let own_template = language.own_template;
+        Ok(Self { argument: argument.to_string(), model, files, sampling, context_length, own_template })
+    }
+
+    /// Loads the model, with progress on the terminal.
+    pub fn load(self, arguments: &ChatArguments) -> anyhow::Result<Session> {
+        let Self { argument, model, files, sampling, context_length, own_template } = self;
+        let (model, _) = model.load(&files, context_length, FIRST_PROMPT_TOKENS, &sampling)?;
+        let commands = if arguments.prompt.is_some() { "" } else { " /help lists the commands." };
+        let name = display_name(&argument);
+        let device = &model.load_report().device.name;
+        render::note(&format!("{name} on {device}, context length {context_length}.{commands}"), 0);
+        if !own_template {
+            render::note(
+                "This model has no chat template and may not be trained to chat; using its family's template.",
+                0,
+            );
+        }
+        let mut chat = model.chat()?;
+        chat.options.sampling = sampling;
+        chat.options.max_tokens = arguments.n;
+        let power = PowerProbe::start(&model.load_report().device);
+        Ok(Session { argument, name, chat, model, context_length, power, last: None })
+    }
+}
+
+/// The model as the user knows it: its name, or its file's.
+fn display_name(argument: &str) -> String {
+    let file = Path::new(argument).file_name();
+    store::printable(file.map_or(argument.into(), |file| file.to_string_lossy()))
+}
+
+/// Measurements of the last reply.
+struct LastReply {
+    timings: Timings,
+    tokens: usize,
+    /// From its first token to its last.
+    decode: PowerInterval,
+}
+
+/// A conversation with a loaded model.
+pub struct Session {
+    argument: String,
+    name: String,
+    chat: Chat,
+    model: Model,
+    context_length: u32,
+    power: PowerProbe,
+    last: Option<LastReply>,
+}
+
+impl Session {
+    /// The model as `-m` takes it.
+    pub fn argument(&self) -> &str {
+        &self.argument
+    }
+
+    /// The model's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The conversation so far.
+    pub fn transcript(&self) -> Transcript {
+        Transcript { system: self.chat.system.clone(), messages: self.chat.messages().to_vec() }
+    }
+
+    /// Replaces the conversation.
+    pub fn restore(&mut self, transcript: Transcript) {
+        self.chat.system = transcript.system;
+        self.chat.clear();
+        transcript.messages.into_iter().for_each(|message| self.chat.push(message));
+    }
+
+    /// The system message.
+    pub fn system(&self) -> Option<&str> {
+        self.chat.system.as_deref()
+    }
+
+    /// Starts a new conversation. The system message stays.
+    pub fn clear(&mut self) {
+        self.chat.clear();
+    }
+
+    /// Sets the system message and starts a new conversation.
+    pub fn set_system(&mut self, system: Option<String>) {
+        self.chat.system = system;
+        self.chat.clear();
+    }
+
+    /// Text of the last message of a role.
+    pub fn last_message(&self, role: &str) -> Option<&str> {
+        let message = self.chat.messages().iter().rev().find(|message| message.role == role)?;
+        message.content.as_deref()
+    }
+
+    /// Whether the same prompt always has the same reply.
+    pub fn is_greedy(&self) -> bool {
+        self.chat.options.sampling.temperature == 0.0
+    }
+
+    /// Sends a message and prints the reply as it is generated.
+    pub fn send(&mut self, text: &str) -> anyhow::Result<()> {
+        self.print_reply(|chat| chat.send(text))?;
+        Ok(())
+    }
+
+    /// Sends a text in place of the last message.
+    pub fn send_instead(&mut self, text: &str) -> anyhow::Result<()> {
+        let messages = self.chat.messages();
+        let last = messages.iter().rposition(|message| message.role == "user").unwrap_or(messages.len());
+        self.replace_from(last, |chat| chat.send(text))
+    }
+
+    /// Generates another reply in place of the last one.
+    pub fn regenerate(&mut self) -> anyhow::Result<()> {
+        // The same seed would give the same reply.
+        let seed = &mut self.chat.options.sampling.seed;
+        *seed = seed.wrapping_add(1);
+        let messages = self.chat.messages();
+        // A loaded conversation can end with a message that has no reply yet.
+        let is_reply = messages.last().is_some_and(|message| message.role == "assistant");
+        self.replace_from(messages.len() - usize::from(is_reply), |chat| chat.reply())
+    }
+
+    /// Replaces the messages from `start` on. They stay if there is no reply.
+    fn replace_from(
+        &mut self,
+        start: usize,
+        request: impl FnOnce(&mut Chat) -> indrik::Result<Reply<'_>>,
+    ) -> anyhow::Result<()> {
+        let replaced: Vec<Message> = self.chat.messages()[start..].to_vec();
+        self.chat.truncate(start);
+        let replied = self.print_reply(request);
+        if !matches!(replied, Ok(true)) {
+            replaced.into_iter().for_each(|message| self.chat.push(message));
+        }
+        replied.map(|_| ())
+    }
+
+    /// Prints a reply as it is generated; returns whether it has a text. Ctrl-C ends it.
+    fn print_reply(
+        &mut self,
+        request: impl FnOnce(&mut Chat) -> indrik::Result<Reply<'_>>,
+    ) -> anyhow::Result<bool> {
+        let control = output::control();
+        control.cancel.store(false, Ordering::Relaxed);
+        let mut progress = output::Progress::new();
+        let mut printer = Printer::new();
+        let mut decode = None;
+        let mut reply = request(&mut self.chat)?;
+        match reply.dropped_messages() {
+            0 => {}
+            dropped => note!("(context full: the {dropped} oldest messages were dropped)"),
+        }
+        loop {
+            match reply.next_event(POLL)? {
+                ReplyEvent::Waiting { prefilled, total } if prefilled < total => {
+                    let (prefilled, total) = (output::grouped(prefilled), output::grouped(total));
+                    progress.show(&format!("prefilled {prefilled} of {total} prompt tokens"));
+                }
+                ReplyEvent::Waiting { .. } => {}
+                ReplyEvent::Text(text) => {
+                    progress.clear();
+                    decode.get_or_insert_with(|| self.power.begin());
+                    printer.push(&text)?;
+                }
+                ReplyEvent::Finished(_) => break,
+            }
+            if control.cancel.load(Ordering::Relaxed) {
+                reply.cancel();
+            }
+        }
+        let mut decode = decode.unwrap_or_default();
+        self.power.end(&mut decode);
+        drop(progress);
+        let ChatReply { message, finish_reason, timings, ids } = reply.finish()?;
+        printer.finish()?;
+        let has_text = message.content.is_some_and(|text| !text.is_empty());
+        match finish_reason {
+            FinishReason::Cancelled if !has_text => note!("(cancelled before the reply began)"),
+            FinishReason::Cancelled => note!("(cancelled)"),
+            FinishReason::ContextLength => note!("(context full: /clear starts a new conversation)"),
+            FinishReason::StopToken | FinishReason::StopString | FinishReason::MaxTokens => {}
+        }
+        control.cancel.store(false, Ordering::Relaxed);
+        self.last = Some(LastReply { timings, tokens: ids.len(), decode });
+        Ok(has_text)
+    }
+
+    /// Prints the last message and its reply on a terminal, so that the user can see where the conversation stands.
+    pub fn print_last_exchange(&self) -> anyhow::Result<()> {
+        let messages = self.chat.messages();
+        let last = messages.iter().rposition(|message| message.role == "user").unwrap_or(0);
+        if !std::io::stdout().is_terminal() {
+            return Ok(());
+        }
+        for message in &messages[last..] {
+            let mut printer = Printer::new();
+            if message.role == "user" {
+                printer.push("> ")?;
+            }
+            printer.push(message.content.as_deref().unwrap_or_default())?;
+            printer.finish()?;
+        }
+        Ok(())
+    }
+
+    /// Prints the speed of the last reply, and how full the context is.
+    pub fn print_stats(&self) -> anyhow::Result<()> {
+        let mut used = 0;
+        match &self.last {
+            None => note!("No reply yet."),
+            Some(LastReply { timings, tokens, decode }) => {
+                render::note(&Speed::measure(&self.model, timings, decode)?.to_string(), 0);
+                note!("{} prompt tokens came from the prefix cache.", timings.cached_tokens);
+                // The last token is not in the cache.
+                used = timings.prompt_tokens + tokens.saturating_sub(1);
+            }
+        }
+        let messages = self.chat.messages().len();
+        note!("{messages} messages, {used} of {} context tokens used.", self.context_length);
+        Ok(())
+    }
+}

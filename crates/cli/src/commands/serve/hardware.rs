@@ -1,0 +1,96 @@
+//! The device and the machine that serve a model, for `/metrics` and `/stats`.
+
+use std::sync::{Arc, OnceLock};
+
+use engine::{PowerMeter, Status};
+use indrik::{HeapProbe, Model};
+use server::stats::{BandwidthStats, DeviceStats, EnergyStats};
+use telemetry::{EnergyMeter, Sampler, Snapshot};
+use weights::plan::HeapUsage;
+
+use crate::{energy, heaps::heap_stats};
+
+/// The device, once the model is loaded, and the machine. Clones share them.
+#[derive(Clone, Default)]
+pub struct Hardware(Arc<OnceLock<Loaded>>);
+
+struct Loaded {
+    /// Of the GPU that runs the model, and of the machine. `None` if its thread could not be started.
+    sampler: Option<Sampler>,
+    energy: Option<EnergyMeter>,
+    device: DeviceStats,
+    heap_probe: HeapProbe,
+    planned_heaps: Vec<HeapUsage>,
+    /// Measured read bandwidth of GPU memory; unknown if there was not enough free memory to measure it.
+    bandwidth: Option<f64>,
+}
+
+/// Maximum bytes read per pass of the bandwidth measurement: larger than any cache, a few milliseconds even on slow
+/// memory.
+const PROBE_BYTES: u64 = 512 << 20;
+
+impl Hardware {
+    /// Takes over a loaded model's device, and measures its bandwidth.
+    pub fn set_loaded(&self, model: &Model) -> indrik::Result<()> {
+        let report = model.load_report();
+        let device = DeviceStats {
+            name: report.device.name.clone(),
+            driver: report.device.driver.clone(),
+            tier: report.tier.map(|tier| format!("{tier:?}")),
+        };
+        let bandwidth = model.with_runner(|runner| {
+            Ok(kernels::bench::probe::read_bandwidth_of(&runner.model().device, PROBE_BYTES)
+                .inspect_err(|error| tracing::warn!("memory bandwidth could not be measured: {error}"))
+                .ok())
+        })?;
+        let (sampler, energy) = energy::sample(&report.device);
+        let (heap_probe, planned_heaps) = (model.heap_probe(), report.heaps.clone());
+        self.0.get_or_init(|| Loaded { sampler, energy, device, heap_probe, planned_heaps, bandwidth });
+        Ok(())
+    }
+
+    /// Reads the power of the GPU, for the engine; `None` if it does not report it.
+    pub fn power_meter(&self) -> Option<PowerMeter> {
+        let meter = self.0.get()?.energy.clone()?;
+        Some(Box::new(move || meter.watts()))
+    }
+
+    /// The machine's last sample.
+    pub fn snapshot(&self) -> Option<Arc<Snapshot>> {
+        Some(self.0.get()?.sampler.as_ref()?.latest())
+    }
+
+    /// Energy of the GPU; `None` if it cannot be measured.
+    pub fn energy(&self, status: &Status) -> Option<EnergyStats> {
+        let meter = self.0.get()?.energy.as_ref()?;
+        Some(EnergyStats {
+            source: meter.source()?.to_owned(),
+            joules: meter.joules()?,
+            joules_per_token: status.energy.joules_per_token(),
+        })
+    }
+
+    /// Bandwidth of decode steps; `None` before the model is loaded.
+    pub fn bandwidth(&self, status: &Status) -> Option<BandwidthStats> {
+        let peak = self.0.get()?.bandwidth;
+        let used = status.memory_traffic.bytes_per_second();
+        Some(BandwidthStats {
+            peak_bytes_per_second: peak,
+            utilization: peak.zip(used).map(|(peak, used)| used / peak),
+            bytes_per_token: status.memory_traffic.bytes_per_token(),
+        })
+    }
+
+    /// Everything known now.
+    pub fn read(&self, status: &Status) -> server::stats::HardwareStats {
+        let loaded = self.0.get();
+        server::stats::HardwareStats {
+            device: loaded.map(|loaded| loaded.device.clone()),
+            bandwidth: self.bandwidth(status),
+            energy: self.energy(status),
+            machine: self.snapshot().map(|snapshot| (*snapshot).clone()),
+            memory: loaded
+                .map_or(vec![], |loaded| heap_stats(&loaded.heap_probe.heaps(), &loaded.planned_heaps)),
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! Prints replies: plain text into a pipe, wrapped and styled Markdown on a terminal.
+//!
+//! ```text
+//! pieces of text → Markdown (markdown, inline, code) → styled characters → Wrapper (wrap) → Terminal (canvas) → stdout
+//! ```
+
+mod canvas;
+mod code;
+mod inline;
+mod markdown;
+mod style;
+mod wrap;
+
+use std::{io::IsTerminal, os::fd::AsFd};
+
+use canvas::Terminal;
+use markdown::Markdown;
+use style::Style;
+use wrap::Wrapper;
+
+use crate::output;
+
+/// Columns of a terminal that does not tell its width.
+const DEFAULT_COLUMNS: usize = 80;
+
+/// Prints one reply as it is generated.
+pub enum Printer {
+    /// The text as it is.
+    Plain,
+    Rendered(Box<Markdown<Terminal>>),
+}
+
+impl Printer {
+    /// A printer for standard output.
+    pub fn new() -> Self {
+        if !std::io::stdout().is_terminal() {
+            return Self::Plain;
+        }
+        let styled = style::enabled(|name| std::env::var_os(name));
+        Self::Rendered(Box::new(Markdown::new(Terminal::new(styled), columns)))
+    }
+
+    /// Prints a piece of the reply, except for what depends on the next.
+    pub fn push(&mut self, text: &str) -> anyhow::Result<()> {
+        match self {
+            Self::Plain => output::print(text),
+            Self::Rendered(markdown) => {
+                markdown.push(text);
+                output::print(&markdown.canvas().take())
+            }
+        }
+    }
+
+    /// Prints the rest, and ends the line.
+    pub fn finish(mut self) -> anyhow::Result<()> {
+        if let Self::Rendered(markdown) = &mut self {
+            markdown.finish();
+        }
+        self.push("\n")
+    }
+}
+
+/// Prints a text to standard error, wrapped if that is a terminal. Lines go on at the column `hang`.
+pub fn note(text: &str, hang: usize) {
+    if !std::io::stderr().is_terminal() {
+        note!("{}", text.trim_end());
+        return;
+    }
+    let columns = columns_of(std::io::stderr());
+    let mut wrapper = Wrapper::new(Terminal::new(false), move || columns);
+    for line in text.lines() {
+        wrapper.hang(hang);
+        line.chars().for_each(|c| wrapper.put(c, Style::PLAIN));
+        wrapper.newline();
+    }
+    note_part!("{}", wrapper.canvas().take());
+}
+
+/// The width of standard output now.
+fn columns() -> usize {
+    columns_of(std::io::stdout())
+}
+
+fn columns_of(terminal: impl AsFd) -> usize {
+    match rustix::termios::tcgetwinsize(terminal) {
+        Ok(size) if size.ws_col > 0 => usize::from(size.ws_col),
+        _ => DEFAULT_COLUMNS,
+    }
+}
