@@ -1,6 +1,6 @@
 # Every target does its own set-up. `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test clients soak withstand lint fmt shaders model models rdna3 bench curve versus perplexity dist image
+.PHONY: help setup demo serve test clients soak withstand lint fmt webui webui-test shaders model models rdna3 bench curve versus perplexity dist image recording
 
 INDRIK := target/release/indrik
 # The models of `demo` and `serve`, and of `perplexity` and `versus`: a name in the store or a file.
@@ -61,7 +61,7 @@ withstand: setup ## measure what slow, silent and flooding clients do to others,
 # only `make models` pulls it.
 model:
 	cargo build
-	@: > target/test-model && : > target/test-smollm2
+	@mkdir -p target && : > target/test-model && : > target/test-smollm2
 	$(call fetch,gemma3:270m,test-model)
 	$(call fetch,smollm2,test-smollm2)
 	@target/debug/indrik models --json | sed -n 's/^ *"path": "\(.*qwen2\.5-coder@1\.5b\.gguf\)",*$$/\1/p' > target/test-qwen
@@ -72,6 +72,11 @@ models: setup model ## pull the optional test model too: Qwen2.5-Coder 1.5B (1.0
 fetch = target/debug/indrik pull $(1) && target/debug/indrik pull $(1) --json | sed -n 's/^ *"path": "\(.*\)",*$$/\1/p' > target/$(2) \
 	|| [ "$(CI)" != true ]
 
+recording: setup ## record docs/demo.svg, the recording in README.md, from a real run (needs Python 3)
+	cargo build --release
+	target/recording/bin/python -c 'import pyte' 2> /dev/null || { python3 -m venv target/recording && target/recording/bin/pip -q install pyte==0.8.2; }
+	target/recording/bin/python scripts/record_demo.py $(INDRIK)
+
 perplexity: setup ## measure the perplexity of Gemma 3 270M on 60 chunks of WikiText-2: TEXT=wiki.test.raw
 	cargo build --release
 	@$(call ensure,$(BASE_MODEL))
@@ -80,15 +85,23 @@ perplexity: setup ## measure the perplexity of Gemma 3 270M on 60 chunks of Wiki
 # Covers every tracked file; `cargo fmt` sees only those reachable through `mod` lines.
 rustfmt = git ls-files '*.rs' | xargs rustfmt --edition 2024 --config-path rustfmt.toml
 
-lint: setup ## check formatting, clippy, API docs, Markdown, licences
+lint: setup ## check formatting, clippy, API docs, Markdown, the web UI, licences
 	$(rustfmt) --check
 	cargo clippy --workspace --all-targets
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items
 	scripts/check_docs.sh
+	scripts/check_webui.sh
 	scripts/deny.sh
 
 fmt: ## format the code
 	$(rustfmt)
+
+webui: ## build the web UI from web/ to crates/server/webui, after changing it (needs Node 20)
+	scripts/check_webui.sh --write
+
+webui-test: setup ## test the web UI in Chromium, with a mock and with the real server; SCREENSHOTS=1 draws docs/webui-*.png
+	cargo build
+	scripts/webui_test.sh $(if $(SCREENSHOTS),--screenshots)
 
 shaders: setup ## compile the kernels' shaders to crates/kernels/generated, after changing one
 	cargo run -q -p indrik-shaders

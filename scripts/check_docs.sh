@@ -116,6 +116,6 @@ LC_ALL=C awk '
     if (length(text) > 100 && !(FILENAME in generated)) complain("line of " length(text) " columns; wrap prose at 100")
   }
 
-  BEGIN { split("crates docs scripts clients packaging fuzz .github .ci", names, " "); for (i in names) top[names[i]] = 1 }
+  BEGIN { split("crates docs scripts clients packaging fuzz web .github .ci", names, " "); for (i in names) top[names[i]] = 1 }
   END { exit wrong }
 ' listing=items <(echo "$items") listing=1 <(echo "$files") listing= "${pages[@]}" "${pages[@]}"

@@ -35,7 +35,7 @@ esac
 glibc=2.31
 rust_target=x86_64-unknown-linux-gnu
 target_dir=$(realpath -m "${CARGO_TARGET_DIR:-target}")
-binary=$target_dir/$rust_target/packages/indrik
+binary=$target_dir/$rust_target/dist/indrik
 tools=$target_dir/dist-tools
 out=$target_dir/packages
 version=$(sed -n 's/^version = "\(.*\)"$/\1/p' Cargo.toml | head -n 1)

@@ -136,7 +136,7 @@ check_service() {
   local unit status
   unit=$(inside systemctl show --property=FragmentPath --value indrik)
   inside systemd-analyze verify "$unit" || die "systemd-analyze rejects $unit"
-  say "$(inside systemd-analyze security --no-pager indrik | tail -n 1)"
+  say "$(inside systemd-analyze security --no-webuir indrik | tail -n 1)"
   status=$(inside cat "/proc/$(inside systemctl show --property=MainPID --value indrik)/status")
   grep -qE '^CapEff:[[:space:]]+0+$' <<<"$status" || die "the service has capabilities"
   grep -qE '^Seccomp:[[:space:]]+2$' <<<"$status" || die "the service has no system call filter"

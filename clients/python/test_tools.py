@@ -97,6 +97,6 @@ def test_invalid_schema_is_named(client):
     assert error.value.param == "tools[1].function.parameters"
 
 
-@pytest.mark.parametrize(("language", "code", "prints"), list(examples("Tools")))
+@pytest.mark.parametrize(("language", "code", "prints"), [*examples("Tools"), *examples("Fill in the middle")])
 def test_example_runs(language, code, prints, tmp_path):
     run_example(language, code, prints, tmp_path, {"http://127.0.0.1:8006": URL, "qwen2.5-coder:1.5b": MODEL}, TIMEOUT)
