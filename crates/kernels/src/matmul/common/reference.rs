@@ -29,13 +29,37 @@ const SUM_ERROR: f64 = 2e-6;
 /// Error of the driver's exponential: Vulkan allows 3 + 2 · |x| ULP, and |x| stays below 80.
 const EXP_ERROR: f64 = 2e-5;
 
+/// Several columns of y, see [`product`]: on all cores, since a GPU waits for them.
+pub fn products(weights: &Weights, columns: &[Vec<f64>], epilogue: Epilogue, error: f64) -> Vec<Vec<Value>> {
+    let multiplications = weights.values.len() * columns.len();
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = (multiplications / MULTIPLICATIONS_PER_THREAD).clamp(1, cores);
+    let share = columns.len().div_ceil(threads).max(1);
+    let of = |columns: &[Vec<f64>]| -> Vec<Vec<Value>> {
+        columns.iter().map(|x| product(weights, x, epilogue, error)).collect()
+    };
+    std::thread::scope(|scope| {
+        let mut shares = columns.chunks(share);
+        let own = shares.next().unwrap_or_default();
+        let others: Vec<_> = shares.map(|columns| scope.spawn(move || of(columns))).collect();
+        let mut all = of(own);
+        for other in others {
+            all.extend(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        }
+        all
+    })
+}
+
+/// Starting a thread costs about as much as 100,000 multiplications.
+const MULTIPLICATIONS_PER_THREAD: usize = 1 << 20;
+
 /// One column of y. Weights may have a relative error of `error`.
 pub fn product(weights: &Weights, x: &[f64], epilogue: Epilogue, error: f64) -> Vec<Value> {
     let rows = weights.values.chunks(weights.k).zip(weights.magnitudes.chunks(weights.k));
     let sums: Vec<Value> = rows
-        .map(|(values, magnitudes)| Value {
-            value: values.iter().zip(x).map(|(w, x)| w * x).sum(),
-            allowed: (SUM_ERROR + error) * magnitudes.iter().zip(x).map(|(w, x)| w * x.abs()).sum::<f64>(),
+        .map(|(values, magnitudes)| {
+            let [value, bound] = sums(values, magnitudes, x);
+            Value { value, allowed: (SUM_ERROR + error) * bound }
         })
         .collect();
     if epilogue == Epilogue::None {
@@ -46,6 +70,26 @@ pub fn product(weights: &Weights, x: &[f64], epilogue: Epilogue, error: f64) -> 
         .flat_map(|(gate, up)| gate.iter().zip(up))
         .map(|(gate, up)| gated_value(epilogue, *gate, *up))
         .collect()
+}
+
+/// The sums of w · x and of |w| · |x|, in several parts each: a single sum would wait for every addition.
+fn sums(values: &[f64], magnitudes: &[f64], x: &[f64]) -> [f64; 2] {
+    const PARTS: usize = 8;
+    let mut parts = [[0.0; PARTS]; 2];
+    let mut add = |values: &[f64], magnitudes: &[f64], x: &[f64]| {
+        for (part, ((value, magnitude), x)) in values.iter().zip(magnitudes).zip(x).enumerate() {
+            parts[0][part] += value * x;
+            parts[1][part] += magnitude * x.abs();
+        }
+    };
+    let (values, last_values) = values.as_chunks::<PARTS>();
+    let (magnitudes, last_magnitudes) = magnitudes.as_chunks::<PARTS>();
+    let (x, last_x) = x.as_chunks::<PARTS>();
+    for ((values, magnitudes), x) in values.iter().zip(magnitudes).zip(x) {
+        add(values, magnitudes, x);
+    }
+    add(last_values, last_magnitudes, last_x);
+    parts.map(|parts| parts.iter().sum())
 }
 
 /// gelu(gate) · up or silu(gate) · up, with propagated errors. The slope of both functions is at most 1.13.
