@@ -153,7 +153,7 @@ fn first_start_text(loading: f64, tuning: f64, prepared: &Preparation) -> Option
 }
 
 /// Tunes a model that was loaded without the library, with progress on the terminal.
-pub fn tune(model: &mut model::Model) -> anyhow::Result<TuningReport> {
+pub fn tune(model: &model::Model) -> anyhow::Result<TuningReport> {
     let progress = Terminal::default();
     Ok(indrik::tune(model, &|stage| progress.show(stage))?)
 }
@@ -167,21 +167,9 @@ impl Terminal {
     pub fn show(&self, stage: LoadProgress<'_>) {
         let mut line = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match stage {
-            LoadProgress::Tuned { products, tuned } => {
+            LoadProgress::Tuned { .. } | LoadProgress::TuningFailed { .. } => {
                 line.clear();
-                let left = match tuned.left {
-                    0 => String::new(),
-                    left => format!(", {left} left for the next start"),
-                };
-                note!(
-                    "tuned {products} matrix products for this GPU in {:.1} s, {} changed{left}",
-                    tuned.seconds,
-                    tuned.changed()
-                );
-            }
-            LoadProgress::TuningFailed { error } => {
-                line.clear();
-                note!("tuning for this GPU failed: {error}; set INDRIK_TUNE=off to skip it");
+                note!("{}", describe(stage));
             }
             stage => line.show(&describe(stage)),
         }
@@ -201,7 +189,20 @@ pub fn describe(stage: LoadProgress<'_>) -> String {
         LoadProgress::Compiling { done, total } => {
             format!("compiling pipelines for this GPU, {done} of {total}")
         }
-        _ => "tuning for this GPU".to_owned(),
+        LoadProgress::Tuned { products, tuned } => {
+            let (seconds, changed) = (tuned.seconds, tuned.changed());
+            let left = match tuned.left {
+                0 => String::new(),
+                left => format!(", {left} left for the next start"),
+            };
+            format!(
+                "tuned {products} matrix products for this GPU in {seconds:.1} s, {changed} changed{left}"
+            )
+        }
+        LoadProgress::TuningFailed { error } => {
+            format!("tuning for this GPU failed: {error}; set INDRIK_TUNE=off to skip it")
+        }
+        _ => "loading".to_owned(),
     }
 }
 

@@ -10,8 +10,8 @@ use std::{
 
 use engine::GpuBackend;
 use gpu::{AdapterInfo, Device, Tier};
-use kernels::matmul::tuning::BUDGET;
-use model::{KvScheme, Limits, Runner, TuneMode, TuningReport};
+use kernels::matmul::tuning::{BUDGET, Turn};
+use model::{KvScheme, Limits, LoadOptions, Runner, TuneMode, TuningReport};
 use weights::{blueprint::Blueprint, plan, stream, stream::Control};
 
 use crate::{DeviceSelector, Error, Model, ModelFiles, Result, memory::device_memory};
@@ -52,6 +52,9 @@ pub struct Options {
     pub step_timeout: Duration,
     /// Maximum number of requests waiting for a free sequence.
     pub queue_capacity: usize,
+    /// Be ready for requests early, as a server: the pipelines of [`Model::prepare_first_requests`] are compiled while
+    /// the weights are read, and [`Model::prepare_ahead`] does the autotuning.
+    pub serving: bool,
 }
 
 impl Default for Options {
@@ -68,6 +71,7 @@ impl Default for Options {
             all_logits: false,
             step_timeout: STEP_TIMEOUT,
             queue_capacity: engine::Options::default().queue_capacity,
+            serving: false,
         }
     }
 }
@@ -138,7 +142,7 @@ pub struct LoadReport {
     pub tier: Option<Tier>,
     /// Load time: from opening the device until all weights are in its memory.
     pub seconds: f64,
-    /// Result of autotuning.
+    /// Result of autotuning; empty if [`Model::prepare_ahead`] does it.
     pub tuned: TuningReport,
     /// The memory plan, per heap.
     pub heaps: Vec<plan::HeapUsage>,
@@ -172,11 +176,13 @@ fn load(
         true => limits.prefill_chunk.min(model::MAX_OUTPUT_ROWS),
         false => options.max_sequences,
     };
-    let (model, heaps) = load_weights(&device, files, limits, output_rows, control, progress)?;
-    let mut model = if options.reproducible { model.with_reproducible(true) } else { model };
+    let (runner, heaps) = load_runner(&device, files, options, limits, output_rows, control, progress)?;
     let seconds = start.elapsed().as_secs_f64();
-    let tuned = tune(&mut model, progress)?;
-    let runner = Runner::new(Arc::new(model), limits)?.with_step_timeout(options.step_timeout);
+    let tuned = match options.serving {
+        true => TuningReport::default(),
+        false => tune(runner.model(), progress)?,
+    };
+    let runner = runner.with_step_timeout(options.step_timeout);
     let (info, tier) = (device.info().clone(), device.caps().tier());
     let report = LoadReport { device: info, tier, seconds, tuned, heaps, kv_scheme: limits.kv_scheme };
     Ok((runner, report))
@@ -201,35 +207,55 @@ fn limits(files: &ModelFiles, options: &Options, device: &AdapterInfo) -> Result
     Ok(limits)
 }
 
-/// Plans the placement of weights, KV cache and scratch memory, and reads the weights.
-fn load_weights(
+/// Plans the placement of weights, KV cache and scratch memory, allocates it, and reads the weights.
+fn load_runner(
     device: &Device,
     files: &ModelFiles,
+    options: &Options,
     limits: Limits,
     output_rows: u32,
     control: &Control,
     progress: &(dyn Fn(LoadProgress<'_>) + Sync),
-) -> Result<(model::Model, Vec<plan::HeapUsage>)> {
+) -> Result<(Runner, Vec<plan::HeapUsage>)> {
     let checkpoint = files.checkpoint();
     let blueprint = Blueprint::new(checkpoint)?;
     let demand = blueprint.demand(&checkpoint.config, &limits.reservation(&checkpoint.config, output_rows));
     let placement = plan::plan(&device_memory(device.info()), &demand)?;
     let total_bytes = blueprint.file_bytes();
     let done = AtomicBool::new(false);
-    let start = Instant::now();
-    let model = std::thread::scope(|scope| {
+    let samplings = if options.serving { served_samplings(files).to_vec() } else { vec![] };
+    let load_options = LoadOptions {
+        placement: &placement,
+        limits,
+        reproducible: options.reproducible,
+        samplings: &samplings,
+        stream: stream::Options::default(),
+    };
+    let (start, before) = (Instant::now(), device.counters().pipelines);
+    let loaded = std::thread::scope(|scope| {
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
                 let bytes = control.done.load(Ordering::Relaxed);
                 let bytes_per_second = bytes as f64 / start.elapsed().as_secs_f64();
-                progress(LoadProgress::Weights { bytes, total_bytes, bytes_per_second });
+                progress(match device.pipelines_pending() {
+                    pending if pending > 0 && bytes >= total_bytes => {
+                        let done = device.counters().pipelines - before;
+                        LoadProgress::Compiling { done, total: done + pending }
+                    }
+                    _ => LoadProgress::Weights { bytes, total_bytes, bytes_per_second },
+                });
                 std::thread::sleep(PROGRESS_INTERVAL);
             }
         });
         let _done = SetOnDrop(&done);
-        model::Model::load(device, checkpoint, &placement, &stream::Options::default(), control)
+        Runner::load(device, checkpoint, &load_options, control)
     });
-    Ok((model?.0, placement.heaps))
+    Ok((loaded?.0, placement.heaps))
+}
+
+/// The sampling parameters of a server's usual requests, the most usual last.
+pub(crate) fn served_samplings(files: &ModelFiles) -> [model::Sampling; 2] {
+    [model::Sampling::default(), files.recommended_sampling()]
 }
 
 /// Sets a flag when dropped, including during a panic, so that a thread watching the flag ends.
@@ -242,12 +268,22 @@ impl Drop for SetOnDrop<'_> {
 }
 
 /// Times the matrix products of a model that this device has not run before.
-pub fn tune(model: &mut model::Model, progress: &(dyn Fn(LoadProgress<'_>) + Sync)) -> Result<TuningReport> {
+pub fn tune(model: &model::Model, progress: &(dyn Fn(LoadProgress<'_>) + Sync)) -> Result<TuningReport> {
+    tune_in_turns(model, progress, &mut |work| work().map(|()| true))
+}
+
+/// The same, with `turn` deciding when the GPU is free.
+pub(crate) fn tune_in_turns(
+    model: &model::Model,
+    progress: &(dyn Fn(LoadProgress<'_>) + Sync),
+    turn: &mut Turn<'_>,
+) -> Result<TuningReport> {
     let mut products = 0;
-    let tuned = model.tune(TuneMode::Auto, BUDGET, |count| {
+    let on_start = |count| {
         products = count;
         progress(LoadProgress::Tuning { products });
-    });
+    };
+    let tuned = model.tune_in_turns(TuneMode::Auto, BUDGET, on_start, turn);
     match tuned {
         Err(model::Error::Gpu(error)) if !matches!(error, gpu::Error::DeviceLost { .. }) => {
             progress(LoadProgress::TuningFailed { error: &error });

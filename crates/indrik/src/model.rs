@@ -9,12 +9,12 @@ use std::{
 };
 
 use engine::{Capacity, Engine, GpuBackend};
-use model::{Runner, language::Language};
+use model::{Runner, TuningReport, language::Language};
 
 use crate::{
     Chat, Error, GenerateOptions, Generation, LoadProgress, LoadReport, ModelFiles, Options, Prompt, Result,
     backend::{HeapProbe, SharedBackend},
-    load::{PROGRESS_INTERVAL, SetOnDrop},
+    load::{self, PROGRESS_INTERVAL, SetOnDrop},
 };
 
 /// Interval between programs that are recorded ahead of their use while requests run.
@@ -173,22 +173,66 @@ impl Model {
         &self,
         progress: &(dyn Fn(LoadProgress<'_>) + Sync),
     ) -> Result<Preparation> {
-        let samplings = self.served_samplings();
+        let samplings = load::served_samplings(self.files());
         self.prepare_with(progress, |runner| runner.prepare_first_requests(&samplings))
     }
 
     /// Records the other programs that a server keeps reusing, decode steps of every batch size and prompts beside
     /// them, while requests run. Pipelines are compiled beside the steps; recording a program takes some
-    /// milliseconds (30 with a 27B) between two steps, once a second unless the engine is idle. Returns when all are there or `cancel` is set.
-    /// Saves the pipeline cache.
-    pub fn prepare_ahead(&self, cancel: &AtomicBool) -> Result<()> {
-        let samplings = self.served_samplings();
+    /// milliseconds (30 with a 27B) between two steps, once a second unless the engine is idle. With
+    /// [`Options::serving`], then tunes whenever the engine is idle, and records the programs that tuning has changed.
+    /// Returns when all is done or `cancel` is set. Saves the pipeline cache.
+    pub fn prepare_ahead(
+        &self,
+        progress: &(dyn Fn(LoadProgress<'_>) + Sync),
+        cancel: &AtomicBool,
+    ) -> Result<()> {
         let engine = self.engine()?;
+        self.record_ahead(&engine, cancel)?;
+        if self.0.options.serving && self.tune_ahead(&engine, progress, cancel)?.changed() > 0 {
+            self.record_ahead(&engine, cancel)?;
+        }
+        self.with_runner(|runner| {
+            runner.model().device.save_cache();
+            Ok(())
+        })
+    }
+
+    /// Runs `work` on the runner once the engine is idle. `None` if `cancel` was set before.
+    pub fn when_idle<T>(
+        &self,
+        cancel: &AtomicBool,
+        work: impl FnOnce(&mut Runner) -> model::Result<T>,
+    ) -> Result<Option<T>> {
+        let engine = self.engine()?;
+        if wait_until_idle(&engine, cancel) { self.with_runner(work).map(Some) } else { Ok(None) }
+    }
+
+    /// Tunes whenever the engine is idle.
+    fn tune_ahead(
+        &self,
+        engine: &Engine,
+        progress: &(dyn Fn(LoadProgress<'_>) + Sync),
+        cancel: &AtomicBool,
+    ) -> Result<TuningReport> {
+        // Given up soon after the device is lost: no turn comes, and compiling fails.
+        let model = self.with_runner(|runner| Ok(runner.model().clone()))?;
+        load::tune_in_turns(&model, progress, &mut |work| {
+            if !wait_until_idle(engine, cancel) {
+                return Ok(false);
+            }
+            let _no_step = self.0.backend.exclusive();
+            work().map(|()| true)
+        })
+    }
+
+    /// Records the programs that a server keeps reusing, beside its steps.
+    fn record_ahead(&self, engine: &Engine, cancel: &AtomicBool) -> Result<()> {
+        let samplings = load::served_samplings(self.files());
         let mut recorded_at = Instant::now();
         while !cancel.load(Ordering::Relaxed) {
             let status = engine.status();
-            let busy = status.waiting + status.prefilling + status.decoding > 0;
-            if status.device_lost || busy && recorded_at.elapsed() < BUSY_INTERVAL {
+            if status.device_lost || is_busy(&status) && recorded_at.elapsed() < BUSY_INTERVAL {
                 std::thread::sleep(POLL_INTERVAL);
                 continue;
             }
@@ -201,10 +245,7 @@ impl Model {
                 Err(error) => return Err(error),
             }
         }
-        self.with_runner(|runner| {
-            runner.model().device.save_cache();
-            Ok(())
-        })
+        Ok(())
     }
 
     /// Records one program ahead of its use. Returns whether one was missing.
@@ -217,10 +258,6 @@ impl Model {
         device.compile_in_background(&pipelines).map_err(model::Error::from)?;
         self.with_runner(Runner::seal_ahead)?;
         Ok(true)
-    }
-
-    fn served_samplings(&self) -> [model::Sampling; 2] {
-        [model::Sampling::default(), self.files().recommended_sampling()]
     }
 
     /// Records the GPU programs for a prompt of `prompt_tokens` tokens and its completion. Programs for prompts
@@ -268,6 +305,22 @@ impl Model {
             let compiled = after.pipelines - before.pipelines - loaded;
             Ok(Preparation { compiled, time: runner.setup_time() - setup_before })
         })
+    }
+}
+
+fn is_busy(status: &engine::Status) -> bool {
+    status.waiting + status.prefilling + status.decoding > 0
+}
+
+/// Returns false, instead of waiting on, once `cancel` is set or the device is lost.
+fn wait_until_idle(engine: &Engine, cancel: &AtomicBool) -> bool {
+    loop {
+        let status = engine.status();
+        match () {
+            () if status.device_lost || cancel.load(Ordering::Relaxed) => return false,
+            () if is_busy(&status) => std::thread::sleep(POLL_INTERVAL),
+            () => return true,
+        }
     }
 }
 

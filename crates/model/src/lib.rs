@@ -72,7 +72,7 @@ pub use limits::{DEFAULT_PAGE_SIZE, Limits};
 pub use loaded::Model;
 pub use pages::Sequence;
 pub use programs::SetupTime;
-pub use runner::{Counters, MAX_OUTPUT_ROWS, Runner, check_tokens};
+pub use runner::{Counters, LoadOptions, MAX_OUTPUT_ROWS, Runner, check_tokens};
 pub use sampling::Sampling;
 pub use size::Size;
 pub use state::MAX_CHUNKS_PER_STEP;

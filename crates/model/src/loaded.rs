@@ -10,7 +10,6 @@ use kernels::{
     matmul::{
         coopmat::{self, policy::Fragments},
         gemm, gemv,
-        tuning::Tuning,
     },
 };
 use weights::{
@@ -20,7 +19,7 @@ use weights::{
     stream::{Control, Options, Stats},
 };
 
-use crate::{Result, frequencies, pacer::MatrixSizes};
+use crate::{Result, frequencies, pacer::MatrixSizes, tune::TunedPlans};
 
 /// The units that multiply f16 activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,7 +48,7 @@ pub struct Model {
     /// however a prompt is split into chunks.
     pub(crate) reproducible: bool,
     /// Autotuned plans of matrix–vector products on this device.
-    pub(crate) tuning: Tuning,
+    pub(crate) tuning: TunedPlans,
     /// Whether attention of decode rows is a single dispatch.
     pub(crate) one_dispatch: bool,
     /// The distinct attention specs of the layers, and their RoPE tables.
@@ -137,7 +136,7 @@ impl Model {
         };
         Ok(Self {
             one_dispatch: decode::policy::is_preferred(device.caps()),
-            tuning: Tuning::open(device),
+            tuning: TunedPlans::open(device),
             device: device.clone(),
             config,
             weights,

@@ -64,12 +64,15 @@ struct RecordedStep {
     segments: Segments<Program>,
     /// The slowdown that its segments were cut at.
     slowdown: f64,
+    /// The version of the tuned plans that it was recorded with.
+    tuning: u64,
 }
 
 /// A recorded step whose pipelines need not be compiled yet.
 struct UnsealedStep {
     key: ProgramKey,
     segments: Segments<Recorder>,
+    tuning: u64,
 }
 
 impl UnsealedStep {
@@ -194,14 +197,31 @@ impl ProgramCache {
         Ok(())
     }
 
-    /// Records the first of these programs that is missing, without compiling its pipelines. Returns those that are to
-    /// be compiled before [`Self::seal_ahead`]; `None` if no program is missing.
+    /// Compiles the pipelines of these programs. They stay compiled for as long as the result is kept.
+    pub fn compile(&mut self, sources: &mut Sources<'_>, keys: &[ProgramKey]) -> Result<Vec<Pipeline>> {
+        let all = 0..sources.pacer.units();
+        let mut pipelines = Vec::new();
+        for key in keys {
+            let recorder = sources.model.device.recorder()?;
+            pipelines.extend(self.record(sources, *key, all.clone(), recorder)?.pipelines());
+        }
+        sources.model.device.compile(&pipelines)?;
+        Ok(pipelines)
+    }
+
+    /// Records the first of these programs that is missing or older than the tuned plans it would use, without
+    /// compiling its pipelines. Returns those that are to be compiled before [`Self::seal_ahead`]; `None` if there is
+    /// no such program.
     pub fn record_ahead(
         &mut self,
         sources: &mut Sources<'_>,
         keys: &[ProgramKey],
     ) -> Result<Option<Vec<Pipeline>>> {
-        let Some(key) = keys.iter().find(|key| !self.programs.contains_key(key)) else { return Ok(None) };
+        let is_missing = |key: &&ProgramKey| match self.programs.get(key) {
+            Some(recorded) => key.uses_tuned_plans() && recorded.tuning != sources.model.tuning_version(),
+            None => true,
+        };
+        let Some(key) = keys.iter().find(is_missing) else { return Ok(None) };
         let start = Instant::now();
         let unsealed = self.record_unsealed(sources, *key)?;
         let pipelines = unsealed.pipelines().collect();
@@ -213,27 +233,30 @@ impl ProgramCache {
     /// Completes the program of [`Self::record_ahead`], unless a step has needed and recorded it since.
     pub fn seal_ahead(&mut self, pacer: &Pacer) -> Result<()> {
         match self.ahead.take() {
-            Some(step) if !self.programs.contains_key(&step.key) => self.seal(pacer, step),
+            Some(step) if self.programs.get(&step.key).is_none_or(|known| known.tuning < step.tuning) => {
+                self.seal(pacer, step)
+            }
             _ => Ok(()),
         }
     }
 
     fn record_unsealed(&mut self, sources: &mut Sources<'_>, key: ProgramKey) -> Result<UnsealedStep> {
+        let tuning = sources.model.tuning_version();
         let mut segments = Vec::new();
         for range in sources.segments(key) {
             let recorder = sources.model.device.recorder()?;
             segments.push((range.clone(), self.record(sources, key, range, recorder)?));
         }
-        Ok(UnsealedStep { key, segments })
+        Ok(UnsealedStep { key, segments, tuning })
     }
 
-    fn seal(&mut self, pacer: &Pacer, UnsealedStep { key, segments }: UnsealedStep) -> Result<()> {
+    fn seal(&mut self, pacer: &Pacer, UnsealedStep { key, segments, tuning }: UnsealedStep) -> Result<()> {
         let segments = segments
             .into_iter()
             .map(|(range, recorder)| Ok((range, recorder.seal()?)))
             .collect::<Result<Segments<Program>>>()?;
         let slowdown = pacer.bucket_slowdown(key.bucket);
-        self.programs.insert(key, RecordedStep { segments, slowdown });
+        self.programs.insert(key, RecordedStep { segments, slowdown, tuning });
         self.recorded += 1;
         Ok(())
     }

@@ -2,6 +2,7 @@
 //! tokens.
 
 mod decode;
+mod load;
 mod mixed;
 mod prefill;
 mod profile;
@@ -24,6 +25,8 @@ use crate::{
     state::{HostArenas, Row, RowCounts, StepState, TIMEOUT},
     step,
 };
+
+pub use load::LoadOptions;
 
 /// Totals since a runner was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -57,6 +60,8 @@ pub struct Runner {
     state: StepState,
     sampler: SamplerState,
     programs: ProgramCache,
+    /// Pipelines compiled before the first programs are recorded: kept until then.
+    compiled_ahead: Vec<Pipeline>,
     pacer: Pacer,
     step_timeout: Duration,
     steps: u64,
@@ -77,6 +82,7 @@ impl Runner {
             state,
             sampler,
             programs: ProgramCache::default(),
+            compiled_ahead: vec![],
             pacer: Pacer::new(estimator),
             step_timeout: TIMEOUT,
             steps: 0,
@@ -184,7 +190,26 @@ impl Runner {
     pub fn prepare_first_requests(&mut self, samplings: &[Sampling]) -> Result<()> {
         let ServingKeys { first, others } = self.serving_keys(samplings);
         self.measure_slowdown(&[&first[..], &others[..]].concat())?;
-        self.prepare_programs(&first)
+        self.prepare_programs(&first)?;
+        self.compiled_ahead.clear();
+        Ok(())
+    }
+
+    /// Compiles the pipelines that [`Runner::prepare_first_requests`] needs. Runs nothing, so that weights need not
+    /// have been read.
+    fn compile_first_requests(&mut self, samplings: &[Sampling]) -> Result<()> {
+        let measured = self.measured_rows().map(|rows| RowCounts::new(0, rows as usize));
+        let measured = measured.map(|counts| ProgramKey::new(counts, Output::None, Features::default()));
+        let keys: Vec<ProgramKey> = self.serving_keys(samplings).first.into_iter().chain(measured).collect();
+        let (programs, mut sources) = self.programs_and_sources();
+        self.compiled_ahead = programs.compile(&mut sources, &keys)?;
+        Ok(())
+    }
+
+    /// Rows of the steps that measure this device's speed.
+    fn measured_rows(&self) -> [u32; 2] {
+        let limits = self.cache.limits();
+        MEASURED_ROWS.map(|rows| rows.min(limits.prefill_chunk).min(limits.context_length))
     }
 
     /// Records the programs that a server uses all the time: decode batches of any size, prefill chunks of any length,
@@ -242,9 +267,7 @@ impl Runner {
     /// Runs a few rows for measurement only, where the device's speed matters before these programs are
     /// recorded: on a slow device large steps are cut into many segments.
     fn measure_slowdown(&mut self, keys: &[ProgramKey]) -> Result<()> {
-        let limits = self.cache.limits();
-        for rows in MEASURED_ROWS {
-            let rows = rows.min(limits.prefill_chunk).min(limits.context_length);
+        for rows in self.measured_rows() {
             let many = pacer::is_many(rows as usize);
             let mut similar = keys.iter().filter(|key| pacer::is_many(key.bucket) == many);
             if self.pacer.is_measured(rows as usize)

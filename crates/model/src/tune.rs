@@ -1,9 +1,18 @@
 //! Autotuning of the matrix–vector products that a model decodes with: see [`kernels::matmul::tuning`].
 
-use std::time::Duration;
+use std::{
+    sync::{
+        PoisonError, RwLock,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
-use gpu::Recorder;
-use kernels::matmul::tuning::{self, Product, Tuning, TuningReport};
+use gpu::{Caps, Device, Recorder};
+use kernels::matmul::{
+    gemv::policy::{Plan, Shape},
+    tuning::{self, Entry, Product, Tuning, TuningReport, Turn},
+};
 
 use crate::{
     DEFAULT_PAGE_SIZE, Limits, Model, Result, decoder,
@@ -21,30 +30,71 @@ pub enum TuneMode {
     Always,
 }
 
+/// The tuned plans of a device. They may be tuned while programs are recorded.
+pub(crate) struct TunedPlans {
+    plans: RwLock<Tuning>,
+    /// Changes whenever plans do.
+    version: AtomicU64,
+}
+
+impl TunedPlans {
+    /// Those that the device's file has.
+    pub fn open(device: &Device) -> Self {
+        Self { plans: RwLock::new(Tuning::open(device)), version: AtomicU64::new(0) }
+    }
+
+    /// The plan for a shape: tuned, or else the policy's.
+    pub fn plan(&self, caps: &Caps, shape: &Shape) -> Plan {
+        self.plans.read().unwrap_or_else(PoisonError::into_inner).plan(caps, shape)
+    }
+}
+
 impl Model {
-    /// Autotuned plans of matrix–vector products on this device.
-    pub fn tuning(&self) -> &Tuning {
-        &self.tuning
+    /// The shapes of matrix–vector products that were timed on this device, in no order.
+    pub fn tuned_shapes(&self) -> Vec<Entry> {
+        let plans = self.tuning.plans.read().unwrap_or_else(PoisonError::into_inner);
+        plans.entries().copied().collect()
+    }
+
+    /// Changes whenever tuned plans do: a program recorded before may have older ones.
+    pub(crate) fn tuning_version(&self) -> u64 {
+        self.tuning.version.load(Ordering::Acquire)
     }
 
     /// Autotunes the matrix–vector products of decoding that are not known for this device, on the model's
     /// own weights; programs recorded from now on use the results. `progress` receives the number of
     /// products, if there are any.
     pub fn tune(
-        &mut self,
+        &self,
         mode: TuneMode,
         budget: Duration,
         progress: impl FnOnce(usize),
+    ) -> Result<TuningReport> {
+        self.tune_in_turns(mode, budget, progress, &mut |work| work().map(|()| true))
+    }
+
+    /// The same beside requests. Pipelines are compiled at once; whatever runs on the GPU, some milliseconds at a time,
+    /// is passed to `turn`, which runs it when the GPU is free, or returns false to end the tuning.
+    pub fn tune_in_turns(
+        &self,
+        mode: TuneMode,
+        budget: Duration,
+        progress: impl FnOnce(usize),
+        turn: &mut Turn<'_>,
     ) -> Result<TuningReport> {
         let enabled = tuning::is_enabled(&self.device) && self.device.caps().timestamp_period_ns.is_some();
         if mode == TuneMode::Auto && !enabled {
             return Ok(TuningReport::default());
         }
-        let mut tuning = std::mem::take(&mut self.tuning);
-        let tuned =
-            self.with_products(|products| Ok(tuning.tune(&self.device, products, budget, progress)?));
-        self.tuning = tuning;
-        tuned
+        // Timed on a copy: programs are recorded meanwhile.
+        let mut tuning = self.tuning.plans.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let tuned = self
+            .with_products(|products| Ok(tuning.tune(&self.device, products, budget, progress, turn)?))?;
+        if !tuned.timed.is_empty() {
+            *self.tuning.plans.write().unwrap_or_else(PoisonError::into_inner) = tuning;
+            self.tuning.version.fetch_add(1, Ordering::Release);
+        }
+        Ok(tuned)
     }
 
     /// The products of a decode step of one row, in order, on buffers like a runner's.

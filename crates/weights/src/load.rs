@@ -30,6 +30,28 @@ impl Weights {
         self.matrices.iter().filter(move |(known, _)| *known == id).map(|(_, matrix)| matrix)
     }
 
+    /// Reads the matrices of the checkpoint that these weights were allocated for.
+    pub fn fill(
+        &self,
+        device: &Device,
+        checkpoint: &Checkpoint,
+        options: &Options,
+        control: &Control,
+    ) -> Result<Stats> {
+        let blueprint = Blueprint::new(checkpoint)?;
+        let pairs = blueprint.matrices.iter().zip(&self.matrices);
+        let destinations: Vec<Destination<'_>> = pairs
+            .flat_map(|(spec, (_, matrix))| {
+                spec.tensors.iter().map(move |(tensor, strips)| Destination {
+                    tensor,
+                    matrix,
+                    strips: *strips,
+                })
+            })
+            .collect();
+        stream::stream(device, &checkpoint.source, &destinations, options, control)
+    }
+
     /// Bytes of all matrices.
     pub fn bytes(&self) -> u64 {
         self.matrices.iter().map(|(_, matrix)| matrix.bytes()).sum()
@@ -44,6 +66,18 @@ pub fn load(
     options: &Options,
     control: &Control,
 ) -> Result<(Weights, Stats)> {
+    let weights = allocate(device, checkpoint, placement, options)?;
+    let stats = weights.fill(device, checkpoint, options, control)?;
+    Ok((weights, stats))
+}
+
+/// Allocates the memory that the placement assigns, and uploads norms and biases. [`Weights::fill`] reads the matrices.
+pub fn allocate(
+    device: &Device,
+    checkpoint: &Checkpoint,
+    placement: &Placement,
+    options: &Options,
+) -> Result<Weights> {
     let blueprint = Blueprint::new(checkpoint)?;
     let arena = |memory| Arena::new(device, Lifetime::Weights, memory).with_block_size(BLOCK_SIZE);
     let (mut local, mut host) = (arena(Memory::Device), arena(Memory::Host));
@@ -54,15 +88,7 @@ pub fn load(
         matrices.push((spec.id, matrix));
     }
     let (norms, qkv_biases) = load_vectors(device, checkpoint, options)?;
-    let pairs = blueprint.matrices.iter().zip(&matrices);
-    let destinations: Vec<Destination<'_>> = pairs
-        .flat_map(|(spec, (_, matrix))| {
-            spec.tensors.iter().map(move |(tensor, strips)| Destination { tensor, matrix, strips: *strips })
-        })
-        .collect();
-    let stats = stream::stream(device, &checkpoint.source, &destinations, options, control)?;
-    drop(destinations);
-    Ok((Weights { matrices, norms, qkv_biases }, stats))
+    Ok(Weights { matrices, norms, qkv_biases })
 }
 
 /// Small buffers share blocks of this many bytes; a larger buffer gets a block of exactly its own size.

@@ -64,6 +64,11 @@ impl ProgramKey {
         StepExtent::uniform(counts, context_length, self.output.rows())
     }
 
+    /// Whether its products may have tuned plans: those of a single row are tuned.
+    pub fn uses_tuned_plans(self) -> bool {
+        self.bucket == 1
+    }
+
     /// Whether the step writes the next step's rows in place of its own, so that it can be repeated.
     pub fn decodes_in_place(self) -> bool {
         self.batch == Batch::Decode && self.output == Output::Sample { rows: self.bucket }

@@ -142,8 +142,8 @@ fn run_model(device: &Device, arguments: &Arguments) -> anyhow::Result<ExitCode>
             Limits { kv_scheme: plan.kv, prefill_chunk: chunk, ..limits }
         };
         let (model, times) = load::load(device, &path, Some(&limits))?;
-        let mut model = if arguments.reproducible { model.with_reproducible(true) } else { model };
-        let tuned = loading::tune(&mut model)?;
+        let model = if arguments.reproducible { model.with_reproducible(true) } else { model };
+        let tuned = loading::tune(&model)?;
         if let Some(chunk) = arguments.beside {
             return beside::run(device, name, &Arc::new(model), &plan, chunk.into(), arguments.json);
         }
@@ -164,8 +164,8 @@ fn run_model(device: &Device, arguments: &Arguments) -> anyhow::Result<ExitCode>
     }
     let scheme = quants[0].scheme();
     let (model, seconds) = speed::random(device, size, scheme)?;
-    let mut model = if arguments.reproducible { model.with_reproducible(true) } else { model };
-    let tuned = loading::tune(&mut model)?;
+    let model = if arguments.reproducible { model.with_reproducible(true) } else { model };
+    let tuned = loading::tune(&model)?;
     // Generated on the GPU: nothing was read from disk or passed through system memory.
     let load = serde_json::json!({
         "seconds": seconds, "gb_per_s": null, "peak_extra_rss_bytes": null, "random": true,

@@ -1,6 +1,6 @@
 //! The device and the machine that serve a model, for `/metrics` and `/stats`.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, atomic::AtomicBool};
 
 use engine::{PowerMeter, Status};
 use indrik::{HeapProbe, Model};
@@ -21,8 +21,9 @@ struct Loaded {
     device: DeviceStats,
     heap_probe: HeapProbe,
     planned_heaps: Vec<HeapUsage>,
-    /// Measured read bandwidth of GPU memory; unknown if there was not enough free memory to measure it.
-    bandwidth: Option<f64>,
+    /// Measured read bandwidth of GPU memory; unknown until it is measured, and if there is not enough free memory for
+    /// that.
+    bandwidth: OnceLock<f64>,
 }
 
 /// Maximum bytes read per pass of the bandwidth measurement: larger than any cache, a few milliseconds even on slow
@@ -30,22 +31,30 @@ struct Loaded {
 const PROBE_BYTES: u64 = 512 << 20;
 
 impl Hardware {
-    /// Takes over a loaded model's device, and measures its bandwidth.
-    pub fn set_loaded(&self, model: &Model) -> indrik::Result<()> {
+    /// Takes over a loaded model's device.
+    pub fn set_loaded(&self, model: &Model) {
         let report = model.load_report();
         let device = DeviceStats {
             name: report.device.name.clone(),
             driver: report.device.driver.clone(),
             tier: report.tier.map(|tier| format!("{tier:?}")),
         };
-        let bandwidth = model.with_runner(|runner| {
-            Ok(kernels::bench::probe::read_bandwidth_of(&runner.model().device, PROBE_BYTES)
-                .inspect_err(|error| tracing::warn!("memory bandwidth could not be measured: {error}"))
-                .ok())
-        })?;
         let (sampler, energy) = energy::sample(&report.device);
         let (heap_probe, planned_heaps) = (model.heap_probe(), report.heaps.clone());
+        let bandwidth = OnceLock::new();
         self.0.get_or_init(|| Loaded { sampler, energy, device, heap_probe, planned_heaps, bandwidth });
+    }
+
+    /// Measures the device's bandwidth when the engine is idle.
+    pub fn measure_bandwidth(&self, model: &Model, cancel: &AtomicBool) -> indrik::Result<()> {
+        let Some(loaded) = self.0.get() else { return Ok(()) };
+        let measured = model.when_idle(cancel, |runner| {
+            Ok(kernels::bench::probe::read_bandwidth_of(&runner.model().device, PROBE_BYTES)
+                .inspect_err(|error| tracing::warn!("memory bandwidth could not be measured: {error}")))
+        })?;
+        if let Some(Ok(bandwidth)) = measured {
+            loaded.bandwidth.get_or_init(|| bandwidth);
+        }
         Ok(())
     }
 
@@ -72,7 +81,7 @@ impl Hardware {
 
     /// Bandwidth of decode steps; `None` before the model is loaded.
     pub fn bandwidth(&self, status: &Status) -> Option<BandwidthStats> {
-        let peak = self.0.get()?.bandwidth;
+        let peak = self.0.get()?.bandwidth.get().copied();
         let used = status.memory_traffic.bytes_per_second();
         Some(BandwidthStats {
             peak_bytes_per_second: peak,

@@ -1,12 +1,15 @@
 //! Loads the model and starts its engine; reloads after a lost device.
 
 use std::{
-    sync::{Arc, atomic::Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     thread::JoinHandle,
     time::{Duration, Instant},
 };
 
-use indrik::{Control, LoadHooks, Model, ModelFiles};
+use indrik::{Control, LoadHooks, LoadProgress, Model, ModelFiles};
 use server::EngineSlot;
 
 use super::{controls::Controls, hardware::Hardware, notify, settings::Settings, summary};
@@ -76,12 +79,11 @@ fn load(
         reload_control: reload_control.clone(),
     };
     let report = hooks.progress;
-    let model = files.load_with(options, hooks)?;
+    let model = files.load_with(indrik::Options { serving: true, ..options }, hooks)?;
     startup.slot.set_stage("programs are being recorded for this GPU");
     model.prepare_first_requests(report)?;
     drop(terminal);
-    startup.slot.set_stage("memory bandwidth is being measured");
-    startup.hardware.set_loaded(&model)?;
+    startup.hardware.set_loaded(&model);
     let model_lines = summary::model_lines(&model);
     let report = summary::ReadyReport::new(&model, &startup.id, &startup.url);
     let engine = model.metered_engine(startup.hardware.power_meter())?;
@@ -99,7 +101,7 @@ fn load(
     })?;
     startup.slot.fill(engine);
     notify::ready();
-    for line in model_lines.into_iter().chain(startup.lines) {
+    for line in model_lines.iter().chain(&startup.lines) {
         announce(format_args!("{line}"));
     }
     let seconds = startup.started.elapsed().as_secs_f64();
@@ -107,12 +109,25 @@ fn load(
     if startup.json {
         output::print(&(serde_json::to_string(&report.ready_after(seconds))? + "\n"))?;
     }
-    // What is not recorded ahead is recorded when it is needed.
-    match model.prepare_ahead(&control.cancel) {
+    prepare_ahead(&model, &startup, &control.cancel);
+    Ok(model)
+}
+
+/// What can follow readiness. Programs that are not recorded ahead are recorded when they are needed.
+fn prepare_ahead(model: &Model, startup: &Startup<'_>, cancel: &AtomicBool) {
+    if let Err(error) = startup.hardware.measure_bandwidth(model, cancel) {
+        tracing::warn!(%error, "memory bandwidth could not be measured");
+    }
+    let report = |stage: LoadProgress<'_>| match stage {
+        LoadProgress::Tuned { .. } | LoadProgress::TuningFailed { .. } => {
+            announce(format_args!("{}", loading::describe(stage)));
+        }
+        _ => {}
+    };
+    match model.prepare_ahead(&report, cancel) {
         Ok(()) => tracing::debug!(seconds = startup.started.elapsed().as_secs_f64(), "all programs recorded"),
         Err(error) => tracing::warn!(%error, "not all programs were recorded ahead of their use"),
     }
-    Ok(model)
 }
 
 /// Time for open streams to send their final error event before the process exits.

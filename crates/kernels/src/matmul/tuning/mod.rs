@@ -66,8 +66,12 @@ impl TuningReport {
     }
 }
 
+/// Runs some milliseconds of GPU work when the GPU is free for it, at once or later. Returns false, without having run it,
+/// to end the tuning.
+pub type Turn<'a> = dyn FnMut(&mut dyn FnMut() -> Result<()>) -> Result<bool> + 'a;
+
 /// The tuned plans of one device.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Tuning {
     file: Option<PathBuf>,
     entries: HashMap<Shape, Entry>,
@@ -111,15 +115,16 @@ impl Tuning {
     }
 
     /// Times the products with new shapes until `budget` is used up, and saves the results. `progress` gets
-    /// the number of shapes before the first is timed.
+    /// the number of shapes before the first is timed, and `turn` everything that runs on the GPU.
     pub fn tune(
         &mut self,
         device: &Device,
         products: &[Product<'_>],
         budget: Duration,
         progress: impl FnOnce(usize),
+        turn: &mut Turn<'_>,
     ) -> Result<TuningReport> {
-        let mut timer = timer::Timer::new(device, products, |shape| {
+        let mut timer = timer::Timer::new(device, products, turn, |shape| {
             !self.entries.contains_key(shape) && policy::short_list(device.caps(), shape).len() > 1
         });
         let shapes = timer.shapes();

@@ -13,10 +13,10 @@ pub(super) trait Stopwatch {
     /// those that the driver rejects or whose registers spill. The first of each shape always can. Called
     /// once, first.
     fn prepare(&mut self, work: &[(Shape, Vec<Plan>)]) -> Result<Vec<Vec<Plan>>>;
-    /// Time since preparation finished.
+    /// Time that timing has taken so far.
     fn elapsed(&self) -> Duration;
-    /// Microseconds of one product with a prepared plan.
-    fn time(&mut self, shape: &Shape, plan: &Plan) -> Result<f64>;
+    /// Microseconds of one product with a prepared plan; `None` if timing has to end.
+    fn time(&mut self, shape: &Shape, plan: &Plan) -> Result<Option<f64>>;
 }
 
 /// Maximum time of a plan that replaces the policy's, relative to it: two medians on one device differ by
@@ -46,7 +46,8 @@ pub(super) fn search(
             if stopwatch.elapsed() >= first_timings {
                 break 'shapes;
             }
-            times.push((plan, stopwatch.time(shape, &plan)?));
+            let Some(time) = stopwatch.time(shape, &plan)? else { break 'shapes };
+            times.push((plan, time));
         }
         timed.push((*shape, times));
     }
@@ -58,7 +59,8 @@ pub(super) fn search(
             if stopwatch.elapsed() >= budget {
                 break 'retime;
             }
-            *time = stopwatch.time(&shape, plan)?.min(*time);
+            let Some(second) = stopwatch.time(&shape, plan)? else { break 'retime };
+            *time = second.min(*time);
         }
         let (policy, policy_us) = times[0];
         let fastest = times.into_iter().min_by(|a, b| a.1.total_cmp(&b.1));

@@ -4,7 +4,7 @@ use gpu::{Arena, DeviceOptions, Lifetime, Memory, Result, known};
 use tensor::{Layout, Scheme};
 
 use super::{
-    Entry, Input, Product, Tuning, file,
+    Entry, Input, Product, Tuning, Turn, file,
     search::{Stopwatch, search},
 };
 use crate::{
@@ -30,12 +30,13 @@ struct Fake<F> {
     now: Duration,
     time_per_call: Duration,
     calls: usize,
+    max_calls: usize,
     time: F,
 }
 
 impl<F: FnMut(&Plan) -> f64> Fake<F> {
     fn new(time_per_call: Duration, time: F) -> Self {
-        Self { now: Duration::ZERO, time_per_call, calls: 0, time }
+        Self { now: Duration::ZERO, time_per_call, calls: 0, max_calls: usize::MAX, time }
     }
 }
 
@@ -46,10 +47,13 @@ impl<F: FnMut(&Plan) -> f64> Stopwatch for Fake<F> {
     fn prepare(&mut self, work: &[(Shape, Vec<Plan>)]) -> Result<Vec<Vec<Plan>>> {
         Ok(work.iter().map(|(_, plans)| plans.clone()).collect())
     }
-    fn time(&mut self, _: &Shape, plan: &Plan) -> Result<f64> {
+    fn time(&mut self, _: &Shape, plan: &Plan) -> Result<Option<f64>> {
+        if self.calls == self.max_calls {
+            return Ok(None);
+        }
         self.now += self.time_per_call;
         self.calls += 1;
-        Ok((self.time)(plan))
+        Ok(Some((self.time)(plan)))
     }
 }
 
@@ -264,9 +268,13 @@ fn tuning_persists_across_starts() {
 
     let mut tuning = Tuning::open(&device);
     assert_eq!(tuning.entries().len(), 0);
-    let nothing = tuning.tune(&device, &products, Duration::ZERO, |count| assert_eq!(count, 2)).unwrap();
+    let at_once: &mut Turn<'_> = &mut |work| work().map(|()| true);
+    let two = |count| assert_eq!(count, 2);
+    let nothing = tuning.tune(&device, &products, Duration::ZERO, two, at_once).unwrap();
     assert_eq!((nothing.timed.len(), nothing.left), (0, 2));
-    let tuned = tuning.tune(&device, &products, 60 * SECOND, |count| assert_eq!(count, 2)).unwrap();
+    let refused = tuning.tune(&device, &products, 60 * SECOND, two, &mut |_| Ok(false)).unwrap();
+    assert_eq!((refused.timed.len(), refused.left), (0, 2));
+    let tuned = tuning.tune(&device, &products, 60 * SECOND, two, at_once).unwrap();
     assert_eq!((tuned.timed.len(), tuned.left), (2, 0));
     assert_eq!(tuned.timed[0].shape, shapes[0], "the larger one first");
     assert!(tuned.timed.iter().all(|entry| entry.policy_us > 0.0 && entry.plan_us > 0.0), "{tuned:?}");
@@ -281,6 +289,7 @@ fn tuning_persists_across_starts() {
     assert_eq!(next.plan(device.caps(), &shapes[1]), tuned.timed[1].plan);
     let unknown = shape(16, 64);
     assert_eq!(next.plan(device.caps(), &unknown), policy::plan(device.caps(), &unknown));
-    let again = next.tune(&device, &products, 60 * SECOND, |_| panic!("all are known")).unwrap();
+    let known = |_| panic!("all are known");
+    let again = next.tune(&device, &products, 60 * SECOND, known, at_once).unwrap();
     assert_eq!(again, super::TuningReport::default());
 }

@@ -1,14 +1,15 @@
 //! Times plans on the GPU, on a model's own weights, under the conditions of decode.
 //!
 //! A GPU that is idle for a moment, while pipelines compile, lowers its clocks and is slow for a while
-//! afterwards. Everything is therefore compiled first, then the device is kept busy until its clocks have
-//! ramped up, and from then on runs follow each other without a pause.
+//! afterwards. Everything is therefore compiled first. Then runs follow each other without a pause, except where others
+//! have their turn on the GPU; after a pause, the device is kept busy until its clocks have ramped up.
 
 use std::time::{Duration, Instant};
 
 use gpu::{Arena, Device, Error, Lifetime, Memory, Pipeline, Program, Recorder, Result, TimestampMode, View};
 
 use super::{
+    Turn,
     product::{Input, Product},
     search::Stopwatch,
 };
@@ -36,8 +37,10 @@ const CACHE_BYTES: u64 = 128 << 20;
 /// median is a run.
 const RUNS: [usize; 2] = [9, 3];
 const SHORT_US: f64 = 500.0;
-/// Warm-up time before the first timing: clocks ramp up under load.
+/// Warm-up time before the first timing and after a pause: clocks ramp up under load.
 const WARM_UP: Duration = Duration::from_millis(30);
+/// Minimum length of a pause.
+const PAUSE: Duration = Duration::from_millis(5);
 /// A shape is timed if it has at least 1/`MIN_SHARE` of all weights: smaller ones do not repay the
 /// compilation of their pipelines. An example is the first layer's, whose norm differs.
 const MIN_SHARE: u64 = 100;
@@ -71,15 +74,25 @@ pub(super) struct Timer<'a> {
     device: &'a Device,
     all: &'a [Product<'a>],
     groups: Vec<Group<'a>>,
+    turn: &'a mut Turn<'a>,
     start: Instant,
     compiled: Instant,
-    /// When the first timing started.
-    timing: Instant,
+    /// Time of all turns so far.
+    elapsed: Duration,
+    /// When the last turn ended.
+    last_turn: Option<Instant>,
+    /// Whether there will be no further turn.
+    ended: bool,
     ready: Vec<Ready>,
 }
 
 impl<'a> Timer<'a> {
-    pub fn new(device: &'a Device, all: &'a [Product<'a>], mut is_new: impl FnMut(&Shape) -> bool) -> Self {
+    pub fn new(
+        device: &'a Device,
+        all: &'a [Product<'a>],
+        turn: &'a mut Turn<'a>,
+        mut is_new: impl FnMut(&Shape) -> bool,
+    ) -> Self {
         let start = Instant::now();
         let mut groups: Vec<Group<'a>> = Vec::new();
         for product in all {
@@ -96,7 +109,18 @@ impl<'a> Timer<'a> {
         groups.retain(|group| group.bytes * MIN_SHARE >= total && is_new(&group.shape));
         // The most expensive shapes come first, in case the budget does not cover all.
         groups.sort_by_key(|group| std::cmp::Reverse(group.bytes));
-        Self { device, all, groups, start, compiled: start, timing: start, ready: vec![] }
+        Self {
+            device,
+            all,
+            groups,
+            turn,
+            start,
+            compiled: start,
+            elapsed: Duration::ZERO,
+            last_turn: None,
+            ended: false,
+            ready: vec![],
+        }
     }
 
     pub fn shapes(&self) -> Vec<Shape> {
@@ -200,28 +224,36 @@ impl<'a> Timer<'a> {
         let flush = self.flush(shape, products.iter().map(|product| product.matrix.bytes()).sum())?;
         Ok(Recorded { shape: *shape, count: products.len(), programs, flush })
     }
+}
 
-    /// Keeps the device busy without a pause.
-    fn warm_up(&self) -> Result<()> {
-        let Some((_, program)) = self.ready.first().and_then(|ready| ready.programs.first()) else {
-            return Ok(());
-        };
-        let start = Instant::now();
-        let mut last = program.submit()?;
-        while start.elapsed() < WARM_UP {
-            // The next submission is queued before the last has finished.
-            let next = program.submit()?;
-            self.device.wait(last, TIMEOUT)?;
-            last = next;
-        }
-        self.device.wait(last, TIMEOUT)
-    }
+/// Microseconds of one run.
+fn run(device: &Device, flush: Option<&Program>, program: &Program) -> Result<f64> {
+    let programs: Vec<&Program> = flush.into_iter().chain([program]).collect();
+    device.wait(device.submit(&programs)?, TIMEOUT)?;
+    Ok(program.timings()?.iter().map(|timing| timing.nanoseconds).sum::<f64>() / 1e3)
+}
 
-    fn run(&self, flush: Option<&Program>, program: &Program) -> Result<f64> {
-        let programs: Vec<&Program> = flush.into_iter().chain([program]).collect();
-        self.device.wait(self.device.submit(&programs)?, TIMEOUT)?;
-        Ok(program.timings()?.iter().map(|timing| timing.nanoseconds).sum::<f64>() / 1e3)
+/// Microseconds of the median run.
+fn median_run(device: &Device, flush: Option<&Program>, program: &Program) -> Result<f64> {
+    // The first run of a program has additional costs.
+    let first = run(device, flush, program)?;
+    let count = RUNS[usize::from(first >= SHORT_US)];
+    let mut runs = (0..count).map(|_| run(device, flush, program)).collect::<Result<Vec<f64>>>()?;
+    runs.sort_by(f64::total_cmp);
+    Ok(runs[count / 2])
+}
+
+/// Keeps the device busy without a pause.
+fn warm_up(device: &Device, program: &Program) -> Result<()> {
+    let start = Instant::now();
+    let mut last = program.submit()?;
+    while start.elapsed() < WARM_UP {
+        // The next submission is queued before the last has finished.
+        let next = program.submit()?;
+        device.wait(last, TIMEOUT)?;
+        last = next;
     }
+    device.wait(last, TIMEOUT)
 }
 
 impl Stopwatch for Timer<'_> {
@@ -246,30 +278,36 @@ impl Stopwatch for Timer<'_> {
             self.ready.push(Ready { shape, count, programs: sealed, flush });
         }
         self.compiled = Instant::now();
-        fill.seal()?.run(TIMEOUT)?;
-        self.warm_up()?;
-        self.timing = Instant::now();
+        let fill = fill.seal()?;
+        self.ended = !(self.turn)(&mut || fill.run(TIMEOUT))?;
         let plans = |ready: &Ready| ready.programs.iter().map(|(plan, _)| *plan).collect();
         Ok(self.ready.iter().map(plans).collect())
     }
 
     fn elapsed(&self) -> Duration {
-        self.timing.elapsed()
+        self.elapsed
     }
 
-    fn time(&mut self, shape: &Shape, plan: &Plan) -> Result<f64> {
+    fn time(&mut self, shape: &Shape, plan: &Plan) -> Result<Option<f64>> {
+        if self.ended {
+            return Ok(None);
+        }
         let ready = self.ready.iter().find(|ready| ready.shape == *shape).expect("a shape that was prepared");
         let (_, program) =
             ready.programs.iter().find(|(known, _)| known == plan).expect("a plan that was prepared");
-        // The first run of a program has additional costs.
-        let first = self.run(ready.flush.as_ref(), program)?;
-        let count = RUNS[usize::from(first >= SHORT_US)];
-        let mut runs = Vec::with_capacity(count);
-        for _ in 0..count {
-            runs.push(self.run(ready.flush.as_ref(), program)?);
-        }
-        runs.sort_by(f64::total_cmp);
-        Ok(runs[count / 2] / ready.count as f64)
+        let (device, flush, last_turn) = (self.device, ready.flush.as_ref(), self.last_turn);
+        let (mut median, elapsed) = (None, &mut self.elapsed);
+        self.ended = !(self.turn)(&mut || {
+            let start = Instant::now();
+            if last_turn.is_none_or(|last| last.elapsed() > PAUSE) {
+                warm_up(device, program)?;
+            }
+            median = Some(median_run(device, flush, program)? / ready.count as f64);
+            *elapsed += start.elapsed();
+            Ok(())
+        })?;
+        self.last_turn = Some(Instant::now());
+        Ok(median)
     }
 }
 
