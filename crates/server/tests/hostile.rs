@@ -116,8 +116,24 @@ fn silent_idle_and_slow_connections_give_way() {
             assert_eq!(server.get("/health").status, 200, "{start:?}");
             assert_eq!(server.post(CHAT, &chat(json!({}))).status, 200, "{start:?}");
         }
-        // The first to come was the first to go.
-        let _ = held[0].read_to_end(&mut Vec::new());
+        // Some of them made room. Which ones depends on when a busy machine came to read them.
+        let deadline = Instant::now() + Duration::from_secs(1800);
+        while !held.iter_mut().any(is_closed) {
+            assert!(Instant::now() < deadline, "{start:?}: all of them are still open");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+/// Whether the server has closed a connection; reads what has arrived.
+fn is_closed(stream: &mut TcpStream) -> bool {
+    stream.set_nonblocking(true).unwrap();
+    loop {
+        match stream.read(&mut [0; 1024]) {
+            Ok(0) => return true,
+            Ok(_) => {}
+            Err(error) => return error.kind() != std::io::ErrorKind::WouldBlock,
+        }
     }
 }
 
