@@ -45,6 +45,8 @@ impl Default for DeviceOptions {
 pub struct Device {
     pub(crate) inner: Arc<DeviceInner>,
     pipelines: Arc<PipelineTable>,
+    /// Programs are compiled, and running them does nothing.
+    pub(crate) compiles_only: bool,
 }
 
 impl Device {
@@ -101,7 +103,18 @@ impl Device {
             buffer_memory_types,
             raw,
         };
-        Ok(Self { inner: Arc::new(inner), pipelines: Arc::default() })
+        Ok(Self { inner: Arc::new(inner), pipelines: Arc::default(), compiles_only: false })
+    }
+
+    /// The same device for compiling only: [`Program::run`] does nothing with programs that are recorded from it, and they
+    /// cannot be submitted. Their pipelines then come from the pipeline cache.
+    pub fn compiling_only(&self) -> Self {
+        Self { compiles_only: true, ..self.clone() }
+    }
+
+    /// The same device for running programs, whether or not this is [`Device::compiling_only`].
+    pub fn running(&self) -> Self {
+        Self { compiles_only: false, ..self.clone() }
     }
 
     /// The physical device. It may outlive this one.

@@ -27,11 +27,13 @@ pub struct Program {
     timestamps: Option<Timestamps>,
     /// Ticket of the last submission; 0 before the first.
     last: AtomicU64,
+    /// Whether running it does nothing.
+    compiles_only: bool,
 }
 
 impl Program {
-    pub(crate) fn new(commands: Commands, timestamps: Option<Timestamps>) -> Self {
-        Self { commands, timestamps, last: AtomicU64::new(0) }
+    pub(crate) fn new(commands: Commands, timestamps: Option<Timestamps>, compiles_only: bool) -> Self {
+        Self { commands, timestamps, last: AtomicU64::new(0), compiles_only }
     }
 
     /// Submits the program without waiting for it.
@@ -42,6 +44,9 @@ impl Program {
     /// Submits the program and waits until it completes. Calls from several threads run one after the other, so that
     /// none spends its timeout on the work of others, and a submission at fault is the one that fails.
     pub fn run(&self, timeout: Duration) -> Result<()> {
+        if self.compiles_only {
+            return Ok(());
+        }
         let _alone = self.commands.device.running.lock().unwrap_or_else(PoisonError::into_inner);
         let ticket = self.submit()?;
         self.commands.device.wait(ticket, timeout)
@@ -62,11 +67,12 @@ impl Program {
     }
 
     fn check_device(&self, device: &DeviceInner) -> Result<()> {
-        if std::ptr::eq(&*self.commands.device, device) {
-            Ok(())
-        } else {
-            Err(Error::InvalidUse { what: "program".into(), reason: "it belongs to another device".into() })
-        }
+        let reason = match std::ptr::eq(&*self.commands.device, device) {
+            true if !self.compiles_only => return Ok(()),
+            true => "it was recorded for compiling only",
+            false => "it belongs to another device",
+        };
+        Err(Error::InvalidUse { what: "program".into(), reason: reason.into() })
     }
 
     fn note_submission(&self, ticket: Ticket) {

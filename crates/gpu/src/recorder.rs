@@ -34,6 +34,8 @@ pub struct Recorder {
     forks: u32,
     /// Whether commands are recorded within [`Recorder::concurrently`].
     forked: bool,
+    /// Whether running the program does nothing.
+    compiles_only: bool,
 }
 
 /// A command to be written to the command buffer. `Commands` keeps everything it refers to alive.
@@ -78,7 +80,7 @@ const MAX_GROUPS_YZ: u32 = 65_535;
 impl Device {
     /// Starts recording a program.
     pub fn recorder(&self) -> Result<Recorder> {
-        Recorder::new(&self.inner, None)
+        Recorder::new(self, None)
     }
 
     /// Starts recording a program with GPU timestamps. An error if the device has none.
@@ -89,12 +91,14 @@ impl Device {
             fix: "update its driver or choose another device (indrik devices)".into(),
         })?;
         let timestamps = Timestamps::new(&self.inner, mode, period)?;
-        Recorder::new(&self.inner, Some(timestamps))
+        Recorder::new(self, Some(timestamps))
     }
 }
 
 impl Recorder {
-    fn new(device: &Arc<DeviceInner>, timestamps: Option<Timestamps>) -> Result<Self> {
+    fn new(device: &Device, timestamps: Option<Timestamps>) -> Result<Self> {
+        let compiles_only = device.compiles_only;
+        let device = &device.inner;
         device.check_lost("recording")?;
         let commands = Commands::new(device)?;
         let hazards = Hazards::default();
@@ -108,6 +112,7 @@ impl Recorder {
             conditional: false,
             forks: 0,
             forked: false,
+            compiles_only,
         };
         // Submissions to one queue start in order but overlap. Writes of earlier submissions and of the host
         // must be visible.
@@ -336,7 +341,7 @@ impl Recorder {
         // SAFETY: the command buffer is in the recording state.
         unsafe { device.raw.end_command_buffer(self.commands.raw) }
             .map_err(|result| device.fail("vkEndCommandBuffer", result))?;
-        Ok(Program::new(self.commands, self.timestamps))
+        Ok(Program::new(self.commands, self.timestamps, self.compiles_only))
     }
 
     /// Writes a command to the command buffer, which must be in the recording state.

@@ -1,17 +1,13 @@
 //! Self-test: runs every kernel's cases, to check that this device and driver compute what the CPU reference computes.
 //!
-//! Most of a case's time is spent on the CPU: pipeline compilation, then random inputs and the reference in f64. Cases
-//! are independent, so several can run at a time, each on its own thread with its own memory. Their submissions share the
-//! device's queue. On an H200 the cases of `coopmat` have hung or lost the device that way, so one at a time is the
-//! default.
+//! Most of a case's time is spent on the CPU, and most of that on compiling its pipelines. All cases of a kernel are
+//! therefore compiled first, on several threads, without running anything; then they run one after the other. (Running
+//! several at a time has hung an H200 or lost the device.)
 
 use std::{
-    collections::BTreeMap,
     num::NonZeroUsize,
-    sync::{
-        atomic::{AtomicBool, AtomicUsize, Ordering},
-        mpsc,
-    },
+    panic::AssertUnwindSafe,
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
     thread,
 };
 
@@ -51,9 +47,10 @@ pub fn cases(caps: &Caps) -> impl Iterator<Item = (&'static str, Case)> {
     })
 }
 
-/// Runs the cases, `jobs` at a time, and passes their results to `on_report` in the order of `cases`.
+/// Runs the cases and passes their results to `on_report`. The pipelines of a kernel's cases are compiled before, `jobs`
+/// cases at a time.
 ///
-/// Once `cancel` is set, no further case starts; those that have started are finished and reported.
+/// Once `cancel` is set, no further case starts.
 pub fn run(
     device: &Device,
     cases: &[(&'static str, Case)],
@@ -61,38 +58,38 @@ pub fn run(
     cancel: &AtomicBool,
     mut on_report: impl FnMut(Report),
 ) {
-    let next = AtomicUsize::new(0);
-    let (sender, results) = mpsc::channel();
-    thread::scope(|scope| {
-        for _ in 0..jobs.get().min(cases.len()) {
-            let (sender, next) = (sender.clone(), &next);
-            scope.spawn(move || {
-                while !cancel.load(Ordering::Relaxed) {
-                    let index = next.fetch_add(1, Ordering::Relaxed);
-                    let Some((kernel, case)) = cases.get(index) else { break };
-                    let outcome = case.run(device);
-                    let report = Report { kernel, case: case.name.clone(), tier: case.tier, outcome };
-                    sender.send((index, report)).expect("the receiver outlives the threads");
-                }
-            });
-        }
-        drop(sender);
-        // Cases finish in any order.
-        let mut finished = BTreeMap::new();
-        let mut reported = 0;
-        for (index, report) in results {
-            finished.insert(index, report);
-            while let Some(report) = finished.remove(&reported) {
-                on_report(report);
-                reported += 1;
+    for of_kernel in cases.chunk_by(|(kernel, _), (next, _)| kernel == next) {
+        compile(device, of_kernel, jobs, cancel);
+        for (kernel, case) in of_kernel {
+            if cancel.load(Ordering::Relaxed) {
+                return;
             }
+            let outcome = case.run(device);
+            on_report(Report { kernel, case: case.name.clone(), tier: case.tier, outcome });
         }
-    });
+    }
+}
+
+/// Compiles the pipelines of cases, `jobs` cases at a time; with one at a time, running them compiles as fast.
+fn compile(device: &Device, cases: &[(&'static str, Case)], jobs: NonZeroUsize, cancel: &AtomicBool) {
+    let jobs = jobs.get().min(cases.len());
+    if jobs == 1 {
+        return;
+    }
+    let (device, next) = (device.compiling_only(), AtomicUsize::new(0));
+    let work = || {
+        while !cancel.load(Ordering::Relaxed) {
+            let Some((_, case)) = cases.get(next.fetch_add(1, Ordering::Relaxed)) else { break };
+            // Nothing ran, so that its outputs are wrong. An error, or a panic, comes again when it runs.
+            let _ = std::panic::catch_unwind(AssertUnwindSafe(|| case.run(&device)));
+        }
+    };
+    thread::scope(|scope| (0..jobs).for_each(|_| _ = scope.spawn(work)));
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Condvar, Mutex};
+    use std::sync::{Arc, Barrier};
 
     use super::*;
 
@@ -108,27 +105,39 @@ mod tests {
     }
 
     #[test]
-    fn cases_run_together_and_are_reported_in_order() {
+    fn cases_are_compiled_together_and_run_in_order() {
         let Some(device) = testkit::cpu_device() else { return };
-        // The first case ends after the second one: one after the other, they would never end.
-        let second_ended = std::sync::Arc::new((Mutex::new(false), Condvar::new()));
-        let ended = second_ended.clone();
-        let first = case("first", move || {
-            let guard = second_ended.0.lock().unwrap();
-            drop(second_ended.1.wait_while(guard, |ended| !*ended).unwrap());
-            passing()
-        });
-        let second = case("second", move || {
-            *ended.0.lock().unwrap() = true;
-            ended.1.notify_all();
-            Ok(Comparison::default())
-        });
+        // The first case ends after the second one has begun: compiled one after the other, they would never end.
+        let (compiling, counted) = (Arc::new(Barrier::new(2)), Arc::new(AtomicUsize::new(0)));
+        let case = |name: &str| {
+            let (compiling, counted) = (compiling.clone(), counted.clone());
+            let run = move || {
+                if counted.fetch_add(1, Ordering::Relaxed) < 2 {
+                    compiling.wait();
+                }
+                passing()
+            };
+            case(name, run)
+        };
+        let cases = [case("first"), case("second")];
         let mut seen = Vec::new();
         let jobs = NonZeroUsize::new(2).unwrap();
-        run(&device, &[first, second], jobs, &AtomicBool::new(false), |report| {
-            seen.push((report.case.clone(), report.passed()));
+        run(&device, &cases, jobs, &AtomicBool::new(false), |report| {
+            seen.push((report.case.clone(), report.passed()))
         });
-        assert_eq!(seen, [("first".to_string(), true), ("second".to_string(), false)]);
+        assert_eq!(seen, [("first".to_string(), true), ("second".to_string(), true)]);
+        assert_eq!(counted.load(Ordering::Relaxed), 4, "each was compiled and run");
+    }
+
+    #[test]
+    fn compiling_a_case_runs_nothing() {
+        let Some(device) = testkit::cpu_device() else { return };
+        let cases: Vec<_> = cases(device.caps()).filter(|(kernel, _)| *kernel == "embed").take(2).collect();
+        let before = device.counters();
+        compile(&device, &cases, NonZeroUsize::new(2).unwrap(), &AtomicBool::new(false));
+        let after = device.counters();
+        assert_eq!(after.submissions, before.submissions);
+        assert!(after.pipelines > before.pipelines);
     }
 
     #[test]

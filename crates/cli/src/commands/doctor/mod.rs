@@ -29,7 +29,7 @@ pub struct Arguments {
     /// With --selftest: only this kernel, named as in `indrik kernels` (repeatable)
     #[arg(long, requires = "selftest", value_name = "NAME", value_parser = kernel_name)]
     kernel: Vec<String>,
-    /// With --selftest: number of cases that run at a time, to compile their pipelines on several cores; more than one has hung an NVIDIA H200 [default: 1]
+    /// With --selftest: number of cases whose pipelines are compiled at a time [default: all cores; 1 for a CPU driver]
     #[arg(long, requires = "selftest", value_name = "N")]
     jobs: Option<NonZeroUsize>,
     /// With --selftest: load the Khronos validation layer; any message is a failure

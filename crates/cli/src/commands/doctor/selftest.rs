@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::bail;
-use gpu::{Device, Instance, Tier};
+use gpu::{AdapterKind, Device, Instance, Tier};
 use kernels::selftest::{self, Case, Report};
 use serde::Serialize;
 
@@ -89,7 +89,7 @@ impl Results {
 pub struct Options<'a> {
     /// Only these kernels; empty means all.
     pub kernels: &'a [String],
-    /// Cases that run at a time.
+    /// Cases whose pipelines are compiled at a time.
     pub jobs: Option<NonZeroUsize>,
     /// Standard output is for JSON: progress goes to standard error.
     pub json: bool,
@@ -110,7 +110,7 @@ pub fn run(device: &Device, instance: &Instance, options: &Options<'_>) -> anyho
     let mut results = Results::default();
     let mut ran = 0;
     let mut totals: BTreeMap<Tier, Total> = BTreeMap::new();
-    let jobs = options.jobs.unwrap_or(NonZeroUsize::MIN);
+    let jobs = options.jobs.unwrap_or_else(|| default_jobs(device));
     selftest::run(device, &cases, jobs, cancel, |report| {
         ran += 1;
         add(&mut totals, &report);
@@ -140,6 +140,14 @@ pub fn run(device: &Device, instance: &Instance, options: &Options<'_>) -> anyho
     results.validation_messages = instance.validation_messages();
     results.seconds = start.elapsed().as_secs_f64();
     Ok(results)
+}
+
+/// All cores. One for a driver that runs on the CPU, which compiles a pipeline when it first runs.
+fn default_jobs(device: &Device) -> NonZeroUsize {
+    match device.info().kind {
+        AdapterKind::Cpu => NonZeroUsize::MIN,
+        _ => std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN),
+    }
 }
 
 /// Lines that are printed, and flushed, while the self-test runs.

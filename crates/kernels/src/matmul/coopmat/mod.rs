@@ -5,6 +5,11 @@ pub mod policy;
 #[cfg(test)]
 mod tests;
 
+use std::{
+    collections::BTreeMap,
+    sync::{Mutex, PoisonError},
+};
+
 use gpu::{
     Address, Arena, Device, Error, Lifetime, Memory, Pipeline, Recorder, Result, Subgroup, Tier, View,
 };
@@ -49,11 +54,24 @@ pub struct Operands<'a> {
     pub scratch: Option<View>,
 }
 
-/// Queries which elements of a fragment a thread holds; [`Fragments::Other`] without cooperative matrices.
+/// Queries which elements of a fragment a thread holds; [`Fragments::Other`] without cooperative matrices. The answer is
+/// kept: it depends on nothing but the device and its driver.
 pub fn fragments(device: &Device) -> Result<Fragments> {
+    static KNOWN: Mutex<BTreeMap<(String, String), Fragments>> = Mutex::new(BTreeMap::new());
     if !policy::is_supported(device.caps()) {
         return Ok(Fragments::Other);
     }
+    let key = (device.info().name.clone(), device.info().driver.clone());
+    let known = || KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(fragments) = known().get(&key) {
+        return Ok(*fragments);
+    }
+    let fragments = query_fragments(&device.running())?;
+    known().insert(key, fragments);
+    Ok(fragments)
+}
+
+fn query_fragments(device: &Device) -> Result<Fragments> {
     let mut arena = Arena::new(device, Lifetime::Scratch, Memory::Shared).with_block_size(1 << 12);
     let indices = arena.buffer_from("indices", &vec![u32::MAX; 16 * SUBGROUP as usize])?;
     let mut recorder = device.recorder()?;
