@@ -45,7 +45,7 @@ impl Default for DeviceOptions {
 pub struct Device {
     pub(crate) inner: Arc<DeviceInner>,
     pipelines: Arc<PipelineTable>,
-    /// Programs are compiled, and running them does nothing.
+    /// Programs are compiled, and cannot be run.
     pub(crate) compiles_only: bool,
 }
 
@@ -106,8 +106,8 @@ impl Device {
         Ok(Self { inner: Arc::new(inner), pipelines: Arc::default(), compiles_only: false })
     }
 
-    /// The same device for compiling only: [`Program::run`] does nothing with programs that are recorded from it, and they
-    /// cannot be submitted. Their pipelines then come from the pipeline cache.
+    /// The same device for compiling only: programs that are recorded from it are compiled, and running or submitting them
+    /// is an error. The pipelines of equal programs then come from the pipeline cache.
     pub fn compiling_only(&self) -> Self {
         Self { compiles_only: true, ..self.clone() }
     }

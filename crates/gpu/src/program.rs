@@ -27,7 +27,7 @@ pub struct Program {
     timestamps: Option<Timestamps>,
     /// Ticket of the last submission; 0 before the first.
     last: AtomicU64,
-    /// Whether running it does nothing.
+    /// Whether it is only compiled.
     compiles_only: bool,
 }
 
@@ -44,9 +44,7 @@ impl Program {
     /// Submits the program and waits until it completes. Calls from several threads run one after the other, so that
     /// none spends its timeout on the work of others, and a submission at fault is the one that fails.
     pub fn run(&self, timeout: Duration) -> Result<()> {
-        if self.compiles_only {
-            return Ok(());
-        }
+        self.check_device(&self.commands.device)?;
         let _alone = self.commands.device.running.lock().unwrap_or_else(PoisonError::into_inner);
         let ticket = self.submit()?;
         self.commands.device.wait(ticket, timeout)

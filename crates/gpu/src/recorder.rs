@@ -34,7 +34,7 @@ pub struct Recorder {
     forks: u32,
     /// Whether commands are recorded within [`Recorder::concurrently`].
     forked: bool,
-    /// Whether running the program does nothing.
+    /// Whether the program is only compiled.
     compiles_only: bool,
 }
 

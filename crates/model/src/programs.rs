@@ -17,7 +17,7 @@ use crate::{
     kv_cache::KvCache,
     pacer::{Pacer, StepExtent},
     sampler::SamplerState,
-    state::StepState,
+    state::{Batch, StepState},
     step::{KvSplits, Outputs, Scratch, Step, StepBuffers},
 };
 
@@ -199,14 +199,32 @@ impl ProgramCache {
 
     /// Compiles the pipelines of these programs. They stay compiled for as long as the result is kept.
     pub fn compile(&mut self, sources: &mut Sources<'_>, keys: &[ProgramKey]) -> Result<Vec<Pipeline>> {
-        let all = 0..sources.pacer.units();
-        let mut pipelines = Vec::new();
-        for key in keys {
-            let recorder = sources.model.device.recorder()?;
-            pipelines.extend(self.record(sources, *key, all.clone(), recorder)?.pipelines());
+        let (device, all) = (&sources.model.device, 0..sources.pacer.units());
+        std::thread::scope(|scope| {
+            let mut compiling = Vec::new();
+            for key in keys {
+                let recorder = device.recorder()?;
+                let pipelines = self.record(sources, *key, all.clone(), recorder)?.pipelines();
+                // The next program is recorded meanwhile.
+                compiling.push(scope.spawn(move || device.compile(&pipelines).map(|()| pipelines)));
+            }
+            let mut compiled = Vec::new();
+            for thread in compiling {
+                compiled.extend(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?);
+            }
+            Ok(compiled)
+        })
+    }
+
+    /// The program that a prefill step can run in: its own, or the smallest recorded one that is larger.
+    pub fn substitute(&self, key: ProgramKey) -> ProgramKey {
+        if key.batch != Batch::Prefill || self.programs.contains_key(&key) {
+            return key;
         }
-        sources.model.device.compile(&pipelines)?;
-        Ok(pipelines)
+        let larger = |other: &&ProgramKey| {
+            other.bucket > key.bucket && ProgramKey { bucket: key.bucket, ..**other } == key
+        };
+        self.programs.keys().filter(larger).min_by_key(|other| other.bucket).copied().unwrap_or(key)
     }
 
     /// Records the first of these programs that is missing or older than the tuned plans it would use, without
@@ -329,14 +347,8 @@ impl ProgramCache {
         Ok(self.record(sources, key, range, recorder)?.seal()?)
     }
 
-    /// Records a segment, after allocating the buffers that it uses.
-    fn record(
-        &mut self,
-        sources: &mut Sources<'_>,
-        key: ProgramKey,
-        range: Range<usize>,
-        mut recorder: Recorder,
-    ) -> Result<Recorder> {
+    /// Allocates the buffers that a program uses.
+    pub fn allocate(&mut self, sources: &mut Sources<'_>, key: ProgramKey) -> Result<()> {
         let model = sources.model;
         if let Entry::Vacant(entry) = self.scratch.entry(key.bucket) {
             entry.insert(Scratch::new(model, key.bucket)?);
@@ -348,7 +360,19 @@ impl ProgramCache {
         {
             entry.insert(Outputs::new(model, output_rows)?);
         }
-        sources.sampler.prepare(key.features, key.output.samples())?;
+        sources.sampler.prepare(key.features, key.output.samples())
+    }
+
+    /// Records a segment, after allocating the buffers that it uses.
+    fn record(
+        &mut self,
+        sources: &mut Sources<'_>,
+        key: ProgramKey,
+        range: Range<usize>,
+        mut recorder: Recorder,
+    ) -> Result<Recorder> {
+        self.allocate(sources, key)?;
+        let model = sources.model;
         if key.decodes_in_place() && model.device.caps().conditional_rendering {
             // Steps after the end of a run are skipped.
             let running = sources.sampler.running()?;

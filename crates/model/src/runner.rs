@@ -42,6 +42,10 @@ pub struct Counters {
 /// Rows of the steps that measure a device's speed: the maximum that counts as few, and the next bucket.
 const MEASURED_ROWS: [u32; 2] = [gemv::MAX_COLUMNS as u32, 2 * gemv::MAX_COLUMNS as u32];
 
+/// Buckets of prefill chunks whose programs a first request may use, besides the largest: a chunk runs in the program of a
+/// longer one until its own is recorded, which costs less than compiling for all lengths before the first request.
+const FIRST_CHUNKS: [usize; 3] = [8, 64, 512];
+
 /// Rows of logits at a time: 256 MiB with Gemma's vocabulary.
 pub const MAX_OUTPUT_ROWS: u32 = 256;
 
@@ -62,6 +66,8 @@ pub struct Runner {
     programs: ProgramCache,
     /// Pipelines compiled before the first programs are recorded: kept until then.
     compiled_ahead: Vec<Pipeline>,
+    /// Whether a prefill step may run in the program of a larger bucket because its own is not recorded yet.
+    substitutes: bool,
     pacer: Pacer,
     step_timeout: Duration,
     steps: u64,
@@ -83,6 +89,7 @@ impl Runner {
             sampler,
             programs: ProgramCache::default(),
             compiled_ahead: vec![],
+            substitutes: false,
             pacer: Pacer::new(estimator),
             step_timeout: TIMEOUT,
             steps: 0,
@@ -186,12 +193,13 @@ impl Runner {
 
     /// Records the programs of a first request, whatever its length: prefill chunks alone with the last of these
     /// samplings, which should be the usual one, and decoding a single sequence. [`Runner::record_ahead`] records the
-    /// others that a server uses all the time.
+    /// others that a server uses all the time; until then, chunks of other lengths run in the programs of longer ones.
     pub fn prepare_first_requests(&mut self, samplings: &[Sampling]) -> Result<()> {
         let ServingKeys { first, others } = self.serving_keys(samplings);
         self.measure_slowdown(&[&first[..], &others[..]].concat())?;
         self.prepare_programs(&first)?;
         self.compiled_ahead.clear();
+        self.substitutes = true;
         Ok(())
     }
 
@@ -200,10 +208,17 @@ impl Runner {
     fn compile_first_requests(&mut self, samplings: &[Sampling]) -> Result<()> {
         let measured = self.measured_rows().map(|rows| RowCounts::new(0, rows as usize));
         let measured = measured.map(|counts| ProgramKey::new(counts, Output::None, Features::default()));
-        let keys: Vec<ProgramKey> = self.serving_keys(samplings).first.into_iter().chain(measured).collect();
+        let keys: Vec<ProgramKey> = measured.into_iter().chain(self.serving_keys(samplings).first).collect();
         let (programs, mut sources) = self.programs_and_sources();
         self.compiled_ahead = programs.compile(&mut sources, &keys)?;
         Ok(())
+    }
+
+    /// Allocates the buffers of the programs of first requests. Clears them on the GPU, which is slow beside other work.
+    fn allocate_first_requests(&mut self, samplings: &[Sampling]) -> Result<()> {
+        let keys = self.serving_keys(samplings).first;
+        let (programs, mut sources) = self.programs_and_sources();
+        keys.iter().try_for_each(|key| programs.allocate(&mut sources, *key))
     }
 
     /// Rows of the steps that measure this device's speed.
@@ -218,7 +233,9 @@ impl Runner {
     pub fn prepare_serving(&mut self, samplings: &[Sampling]) -> Result<()> {
         self.prepare_first_requests(samplings)?;
         let others = self.serving_keys(samplings).others;
-        self.prepare_programs(&others)
+        self.prepare_programs(&others)?;
+        self.substitutes = false;
+        Ok(())
     }
 
     /// Records the next of these programs that is missing, between two steps. Returns the pipelines to compile, which
@@ -226,7 +243,9 @@ impl Runner {
     pub fn record_ahead(&mut self, samplings: &[Sampling]) -> Result<Option<Vec<Pipeline>>> {
         let ServingKeys { first, others } = self.serving_keys(samplings);
         let (programs, mut sources) = self.programs_and_sources();
-        programs.record_ahead(&mut sources, &[first, others].concat())
+        let recorded = programs.record_ahead(&mut sources, &[first, others].concat())?;
+        self.substitutes &= recorded.is_some();
+        Ok(recorded)
     }
 
     /// Completes the program of [`Runner::record_ahead`].
@@ -247,8 +266,12 @@ impl Runner {
                 ProgramKey::new(RowCounts::new(decode, prefill), Output::Sample { rows: outputs }, features)
             };
             keys.first.push(key(1, 0, 1));
-            let chunks = if usual { &mut keys.first } else { &mut keys.others };
-            chunks.extend(buckets(max_chunk).map(|rows| key(0, rows, 1)));
+            let last = bucket(max_chunk);
+            for rows in buckets(max_chunk) {
+                let first = usual && (FIRST_CHUNKS.contains(&rows) || rows == last);
+                let chunks = if first { &mut keys.first } else { &mut keys.others };
+                chunks.push(key(0, rows, 1));
+            }
             keys.others.extend(buckets(max_sequences).skip(1).map(|rows| key(rows, 0, rows)));
             if limits.max_sequences > 1 {
                 for rows in buckets(max_chunk).filter(|rows| *rows > 2) {
@@ -334,6 +357,7 @@ impl Runner {
         output_rows: &[u32],
         samplings: &[RowSampling<'_>],
     ) -> Result<()> {
+        let key = if self.substitutes { self.programs.substitute(key) } else { key };
         self.prepare_programs(&[key])?;
         self.write_inputs(rows, counts, 1, key.output, output_rows, samplings)?;
         let extent = StepExtent::new(rows, counts, key.output.rows());

@@ -60,3 +60,37 @@ fn preparation_compiles_and_records_everything_for_the_first_step() {
     assert_eq!(device.counters().pipelines, compiled, "a step compiles nothing");
     assert_eq!(runner.setup_time(), setup, "and records nothing");
 }
+
+#[test]
+fn first_requests_of_any_length_run_in_recorded_programs() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let fixture = Fixture::open("gguf_q8_0");
+    let model = load(&device, &fixture.path);
+    let sampling = Sampling::default();
+    let prompts = [&fixture.ids[..1], &fixture.ids[..3], &fixture.ids[..9], &fixture.ids[..]];
+    let generate = |runner: &mut Runner, prompt: &[u32]| {
+        let mut sequence = runner.start().unwrap();
+        runner.prompt(&mut sequence, prompt, &sampling, |_| true).unwrap()
+    };
+    let mut plain = Runner::new(model.clone(), limits(2, 64, 64)).unwrap();
+    let expected: Vec<_> = prompts.iter().map(|prompt| generate(&mut plain, prompt)).collect();
+
+    let mut runner = Runner::new(model, limits(2, 64, 64)).unwrap();
+    runner.prepare_first_requests(std::slice::from_ref(&sampling)).unwrap();
+    let recorded = runner.counters().programs;
+    let first: Vec<_> = prompts.iter().map(|prompt| generate(&mut runner, prompt)).collect();
+    assert_eq!(runner.counters().programs, recorded, "no step records a program");
+    let tokens = |sampled: &[model::Sampled]| sampled.iter().map(|sampled| sampled.token).collect::<Vec<_>>();
+    assert_eq!(tokens(&first), tokens(&expected));
+
+    // Later ones have programs of their own.
+    while let Some(pipelines) = runner.record_ahead(std::slice::from_ref(&sampling)).unwrap() {
+        device.compile(&pipelines).unwrap();
+        runner.seal_ahead().unwrap();
+    }
+    let recorded_ahead = runner.counters().programs;
+    assert!(recorded_ahead > recorded);
+    let later: Vec<_> = prompts.iter().map(|prompt| generate(&mut runner, prompt)).collect();
+    assert_eq!(runner.counters().programs, recorded_ahead);
+    assert_eq!(tokens(&later), tokens(&expected));
+}

@@ -41,6 +41,9 @@ impl Runner {
         let model = Model::from_weights(device, checkpoint.config.clone(), weights)?;
         let model = Arc::new(model.with_reproducible(*reproducible));
         let mut runner = Runner::new(model.clone(), *limits)?;
+        if !samplings.is_empty() {
+            runner.allocate_first_requests(samplings)?;
+        }
         let (filled, compiled) = std::thread::scope(|scope| {
             let compile = || match samplings {
                 [] => Ok(()),
