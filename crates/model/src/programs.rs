@@ -10,7 +10,10 @@ use std::{
 };
 
 use gpu::{Buffer, Device, Pipeline, Program, Recorder, TimestampMode};
-use kernels::score::{self, Score};
+use kernels::{
+    sample::Features,
+    score::{self, Score},
+};
 
 use crate::{
     Error, Model, Result, decoder,
@@ -216,15 +219,18 @@ impl ProgramCache {
         })
     }
 
-    /// The program that a prefill step can run in: its own, or the smallest recorded one that is larger.
+    /// The program that a prefill step can run in: its own, or the smallest recorded one with as many rows or more, which
+    /// may have sampling filters that the step does not need.
     pub fn substitute(&self, key: ProgramKey) -> ProgramKey {
         if key.batch != Batch::Prefill || self.programs.contains_key(&key) {
             return key;
         }
-        let larger = |other: &&ProgramKey| {
-            other.bucket > key.bucket && ProgramKey { bucket: key.bucket, ..**other } == key
+        let serves = |other: &&ProgramKey| {
+            let filters = other.features.filters || key.features.filters;
+            let features = Features { filters, ..key.features };
+            other.bucket >= key.bucket && ProgramKey { bucket: other.bucket, features, ..key } == **other
         };
-        self.programs.keys().filter(larger).min_by_key(|other| other.bucket).copied().unwrap_or(key)
+        self.programs.keys().filter(serves).min_by_key(|other| other.bucket).copied().unwrap_or(key)
     }
 
     /// Records the first of these programs that is missing or older than the tuned plans it would use, without

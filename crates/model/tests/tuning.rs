@@ -76,7 +76,9 @@ fn first_requests_of_any_length_run_in_recorded_programs() {
     let expected: Vec<_> = prompts.iter().map(|prompt| generate(&mut plain, prompt)).collect();
 
     let mut runner = Runner::new(model, limits(2, 64, 64)).unwrap();
-    runner.prepare_first_requests(std::slice::from_ref(&sampling)).unwrap();
+    // The usual sampling has filters, which a greedy request does not need.
+    let samplings = [sampling.clone(), Sampling { temperature: 1.0, top_k: 20, ..Sampling::default() }];
+    runner.prepare_first_requests(&samplings).unwrap();
     let recorded = runner.counters().programs;
     let first: Vec<_> = prompts.iter().map(|prompt| generate(&mut runner, prompt)).collect();
     assert_eq!(runner.counters().programs, recorded, "no step records a program");
@@ -84,7 +86,7 @@ fn first_requests_of_any_length_run_in_recorded_programs() {
     assert_eq!(tokens(&first), tokens(&expected));
 
     // Later ones have programs of their own.
-    while let Some(pipelines) = runner.record_ahead(std::slice::from_ref(&sampling)).unwrap() {
+    while let Some(pipelines) = runner.record_ahead(&samplings).unwrap() {
         device.compile(&pipelines).unwrap();
         runner.seal_ahead().unwrap();
     }
