@@ -14,10 +14,17 @@ pub enum Architecture {
     Qwen2,
     /// Qwen 3, dense.
     Qwen3,
+    /// Qwen 3 with experts.
+    Qwen3Moe,
 }
 
 impl Architecture {
     /// Every supported family.
-    pub const ALL: [Architecture; 4] =
-        [Architecture::Gemma3, Architecture::Llama, Architecture::Qwen2, Architecture::Qwen3];
+    pub const ALL: [Architecture; 5] = [
+        Architecture::Gemma3,
+        Architecture::Llama,
+        Architecture::Qwen2,
+        Architecture::Qwen3,
+        Architecture::Qwen3Moe,
+    ];
 }

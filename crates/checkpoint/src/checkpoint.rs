@@ -14,7 +14,7 @@ use crate::{
     config::{Config, MetaValue, RopeScaling},
     error::{Error, Result},
     folder, gguf, layerwise, native,
-    slot::Role,
+    slot::{Role, Slot},
     source::{Format, Source, Span, Tensor},
     tokenizer::{self, TokenizerData},
 };
@@ -101,9 +101,15 @@ impl Checkpoint {
 
     /// A tensor of the text tower; an error if the family has no such tensor.
     pub fn tensor(&self, layer: Option<u32>, role: Role) -> Result<&Tensor> {
-        self.inventory.get(layer, role).ok_or_else(|| {
-            let location = layer.map_or(String::new(), |layer| format!(" in layer {layer}"));
-            Error::invalid(&self.path, format!("has no {role:?} tensor{location}"))
+        self.slot(Slot::text(layer, role))
+    }
+
+    /// The tensor of a slot; an error if the family has no such tensor.
+    pub fn slot(&self, slot: Slot) -> Result<&Tensor> {
+        self.inventory.slot(slot).ok_or_else(|| {
+            let layer = slot.layer.map_or(String::new(), |layer| format!(" in layer {layer}"));
+            let expert = slot.expert.map_or(String::new(), |expert| format!(", expert {expert}"));
+            Error::invalid(&self.path, format!("has no {:?} tensor{layer}{expert}", slot.role))
         })
     }
 

@@ -1,16 +1,16 @@
 //! Checks that a source holds a complete model: every tensor that the config requires, exactly once, with the
 //! right shape, and no unknown tensors. All problems are reported at once.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
     architecture::Architecture,
     config::Config,
     incomplete::{Incomplete, Problem},
     layer::{FeedForward, LayerSpec, Mixer},
-    names::Naming,
+    names::{Naming, Stacked},
     slot::{Role, Slot, Tower},
-    source::{Format, Source, Tensor},
+    source::{Format, Source, Span, Tensor},
 };
 
 /// Extra embedding rows that are allowed beyond the vocabulary: Hugging Face files of the multimodal Gemma 3
@@ -30,6 +30,11 @@ pub struct Inventory {
 }
 
 impl Inventory {
+    /// A tensor by its slot.
+    pub fn slot(&self, slot: Slot) -> Option<&Tensor> {
+        self.tensors.get(&slot)
+    }
+
     /// A tensor of the text tower; `None` if the family has no such tensor.
     pub fn get(&self, layer: Option<u32>, role: Role) -> Option<&Tensor> {
         self.tensors.get(&Slot::text(layer, role))
@@ -60,6 +65,20 @@ pub fn check(config: &Config, source: &Source) -> Result<Inventory, Incomplete> 
     let mut problems = Vec::new();
     for tensor in source.tensors.iter().filter(|tensor| !tensor.name.ends_with(RECOMPUTED_SUFFIX)) {
         let (name, found) = (tensor.name.clone(), tensor.shape.clone());
+        if let Some(stacked) = Stacked::parse(&tensor.name).filter(|_| tensor.scales.is_none()) {
+            match slices(config, &expected, &stacked, tensor) {
+                Ok(slices) => {
+                    for (slot, slice) in slices {
+                        if let Some(first) = tensors.insert(slot, slice) {
+                            let problem = Problem::Duplicate { name: first.name, second: name.clone() };
+                            problems.extend((!problems.contains(&problem)).then_some(problem));
+                        }
+                    }
+                }
+                Err(problem) => problems.push(problem),
+            }
+            continue;
+        }
         let Some(slot) = Slot::parse(architecture, &tensor.name) else {
             problems.push(Problem::Unknown { name, found });
             continue;
@@ -92,9 +111,20 @@ pub fn check(config: &Config, source: &Source) -> Result<Inventory, Incomplete> 
         _ => false,
     };
     let missing = expected.iter().filter(|(slot, _)| !tensors.contains_key(slot) && !optional(slot));
-    let missing = missing.map(|(slot, shape)| Problem::Missing {
-        name: slot.name(architecture, naming).unwrap_or_else(|| format!("{slot:?}")),
-        expected: shape.clone(),
+    // A layer whose stacked tensors have a problem is not reported again for lack of their experts.
+    let stacked_layer = |name: &str| Stacked::parse(name).map(|stacked| stacked.layer);
+    let reported: BTreeSet<u32> =
+        problems.iter().filter_map(|problem| stacked_layer(problem.name())).collect();
+    let missing = missing.filter(|(slot, _)| {
+        slot.expert.is_none() || slot.layer.is_none_or(|layer| !reported.contains(&layer))
+    });
+    let mut names = BTreeSet::new();
+    let missing = missing.filter_map(|(slot, shape)| {
+        let name = slot.name(architecture, naming).unwrap_or_else(|| format!("{slot:?}"));
+        let stacked = Stacked::parse(&name).zip(config.experts);
+        let expected = stacked.map_or(shape.clone(), |(_, experts)| stacked_shape(experts.count, 1, shape));
+        // A stacked tensor once, not once per expert.
+        names.insert(name.clone()).then_some(Problem::Missing { name, expected })
     });
     let problems: Vec<Problem> = missing.chain(problems.iter().cloned()).collect();
     if !problems.is_empty() {
@@ -111,6 +141,41 @@ pub fn check(config: &Config, source: &Source) -> Result<Inventory, Incomplete> 
     Ok(Inventory { tensors, own_head, images })
 }
 
+/// The tensors of the experts in a stacked one.
+fn slices(
+    config: &Config,
+    expected: &BTreeMap<Slot, Vec<u64>>,
+    stacked: &Stacked,
+    tensor: &Tensor,
+) -> Result<Vec<(Slot, Tensor)>, Problem> {
+    let Stacked { layer, roles } = *stacked;
+    let (name, found) = (tensor.name.clone(), tensor.shape.clone());
+    let (Some(experts), Some(shape)) = (config.experts, expected.get(&Slot::expert(layer, 0, roles[0])))
+    else {
+        return Err(match config.experts {
+            Some(_) if layer >= config.layers => Problem::BeyondLastLayer { name, layers: config.layers },
+            _ => Problem::Unknown { name, found },
+        });
+    };
+    let whole = stacked_shape(experts.count, roles.len(), shape);
+    // Rows are whole blocks of the encoding: the reader has checked it.
+    let Some(len) = tensor.encoding.bytes(shape).filter(|_| found == whole) else {
+        return Err(Problem::ShapeMismatch { name, expected: whole, found });
+    };
+    let slice = |index: usize, expert: u32, role: Role| {
+        let data = Span { offset: tensor.data.offset + index as u64 * len, len, ..tensor.data };
+        let name = format!("{}, {role:?} of expert {expert}", tensor.name);
+        (Slot::expert(layer, expert, role), Tensor { name, shape: shape.clone(), data, ..tensor.clone() })
+    };
+    let all = (0..experts.count).flat_map(|expert| roles.iter().map(move |role| (expert, *role)));
+    Ok(all.enumerate().map(|(index, (expert, role))| slice(index, expert, role)).collect())
+}
+
+/// The shape of a tensor with `count` experts of this shape, each with `roles` projections.
+fn stacked_shape(count: u32, roles: usize, shape: &[u64]) -> Vec<u64> {
+    vec![count.into(), roles as u64 * shape[0], shape[1]]
+}
+
 /// Every tensor of the text tower with its shape.
 fn expected(config: &Config) -> BTreeMap<Slot, Vec<u64>> {
     let [hidden, vocab] = [config.hidden, config.vocab].map(u64::from);
@@ -125,9 +190,23 @@ fn expected(config: &Config) -> BTreeMap<Slot, Vec<u64>> {
     let model = model.into_iter().map(|(role, shape)| (Slot::text(None, role), shape));
     let layers = (0..).zip(config.layer_specs()).flat_map(|(index, spec)| {
         let tensors = layer_tensors(config, &spec).into_iter();
-        tensors.map(move |(role, shape)| (Slot::text(Some(index), role), shape))
+        let tensors = tensors.map(move |(role, shape)| (Slot::text(Some(index), role), shape));
+        tensors.chain(expert_tensors(hidden, index, &spec))
     });
     model.chain(layers).collect()
+}
+
+/// The tensors of one layer's experts with their shapes.
+fn expert_tensors(hidden: u64, layer: u32, spec: &LayerSpec) -> Vec<(Slot, Vec<u64>)> {
+    let FeedForward::Experts(experts) = spec.feed_forward else { return vec![] };
+    let intermediate = u64::from(experts.intermediate);
+    let shapes = [
+        (Role::Gate, [intermediate, hidden]),
+        (Role::Up, [intermediate, hidden]),
+        (Role::Down, [hidden, intermediate]),
+    ];
+    let slots = |expert| shapes.map(|(role, shape)| (Slot::expert(layer, expert, role), shape.to_vec()));
+    (0..experts.count).flat_map(slots).collect()
 }
 
 /// The tensors of one layer with their shapes.
@@ -168,6 +247,9 @@ fn layer_tensors(config: &Config, spec: &LayerSpec) -> Vec<(Role, Vec<u64>)> {
                 (Role::Down, vec![hidden, intermediate]),
             ]);
         }
+        FeedForward::Experts(experts) => {
+            tensors.push((Role::Router, vec![experts.count.into(), hidden]));
+        }
     }
     tensors
 }
@@ -179,6 +261,10 @@ fn shape_matches(format: Format, role: Role, expected: &[u64], found: &[u64]) ->
         _ => 0,
     };
     match (expected, found) {
+        // Native files hold it as a vector: it is not quantised.
+        ([experts, hidden], [values]) if (format, role) == (Format::Native, Role::Router) => {
+            values == &(experts * hidden)
+        }
         ([expected, inner], [rows, width]) => {
             width == inner && (*expected..=expected + spare_rows).contains(rows)
         }

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     architecture::Architecture,
     error::{Error, Result},
+    layer::FeedForward,
 };
 
 pub use keys::MetaValue;
@@ -67,6 +68,19 @@ pub enum RopePairs {
     Neighbours,
 }
 
+/// The experts of a model that has them in its feed-forward blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ExpertConfig {
+    /// Experts per layer.
+    pub count: u32,
+    /// Experts that a token passes through.
+    pub per_token: u32,
+    /// Width of an expert.
+    pub intermediate: u32,
+    /// Whether the weights of a token's experts are scaled to a sum of 1.
+    pub renormalize: bool,
+}
+
 /// All parameters of the forward pass other than the weights.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Config {
@@ -77,8 +91,11 @@ pub struct Config {
     /// Factor applied to embeddings: 1, or the square root of `hidden` for Gemma 3, which transformers rounds
     /// to the dtype of the embeddings; see [`Checkpoint::open`](crate::Checkpoint::open).
     pub embedding_factor: f32,
-    /// Width of the feed-forward block.
+    /// Width of the dense feed-forward block, which not all models with experts have; see [`Config::layer`].
     pub intermediate: u32,
+    /// The experts, where the feed-forward blocks have them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) experts: Option<ExpertConfig>,
     /// Number of layers.
     pub layers: u32,
     /// Query heads.
@@ -139,11 +156,21 @@ impl Config {
             && (1..=MAX_SIZE).contains(&self.max_positions)
             && self.sliding_window.map_or(!slides, |window| window > 0)
             && self.rope_scaling.is_plausible(self.head_dim)
+            && self.experts.is_none_or(|experts| experts.is_plausible())
     }
 
     /// Rotated pairs per head.
     pub(crate) fn rope_pair_count(&self) -> u32 {
         self.head_dim / 2
+    }
+
+    /// Width of the widest dense feed-forward block; `None` if every layer has experts.
+    pub fn dense_intermediate(&self) -> Option<u32> {
+        let widths = self.layer_specs().filter_map(|layer| match layer.feed_forward {
+            FeedForward::Dense { intermediate, .. } => Some(intermediate),
+            FeedForward::Experts(_) => None,
+        });
+        widths.max()
     }
 
     /// Rows of the query projection.
@@ -154,6 +181,23 @@ impl Config {
     /// Rows of the key and of the value projection.
     pub fn kv_rows(&self) -> u32 {
         self.kv_heads * self.head_dim
+    }
+
+    /// Checks the experts; the other arguments are the keys they were read from.
+    pub(crate) fn check_experts(&self, keys: &Keys, count: &str, per_token: &str) -> Result<()> {
+        let Some(experts) = self.experts else { return Ok(()) };
+        if experts.per_token > experts.count {
+            let reason = format!("is {}, but {count} is only {}", experts.per_token, experts.count);
+            return Err(keys.error(per_token, reason));
+        }
+        if experts.count > MAX_EXPERTS {
+            return Err(keys.error(count, format!("is {}, but the limit is {MAX_EXPERTS}", experts.count)));
+        }
+        if experts.per_token > MAX_EXPERTS_PER_TOKEN {
+            let reason = format!("is {}, but the limit is {MAX_EXPERTS_PER_TOKEN}", experts.per_token);
+            return Err(keys.error(per_token, reason));
+        }
+        Ok(())
     }
 
     /// Checks relations between values; the other arguments are the keys they were read from.
@@ -175,6 +219,19 @@ impl Config {
             return Err(keys.error(heads, format!("gives a query_pre_attn_scalar of {scalar}, below 1")));
         }
         Ok(self)
+    }
+}
+
+/// Maximum number of experts per layer, and of those that a token passes through: kernels choose among so many.
+pub const MAX_EXPERTS: u32 = 512;
+/// See [`MAX_EXPERTS`].
+pub const MAX_EXPERTS_PER_TOKEN: u32 = 16;
+
+impl ExpertConfig {
+    fn is_plausible(self) -> bool {
+        (1..=MAX_EXPERTS).contains(&self.count)
+            && (1..=self.count.min(MAX_EXPERTS_PER_TOKEN)).contains(&self.per_token)
+            && (1..=MAX_SIZE).contains(&self.intermediate)
     }
 }
 

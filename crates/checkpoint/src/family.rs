@@ -8,6 +8,7 @@ mod gemma3;
 mod llama;
 mod qwen2;
 mod qwen3;
+mod qwen3_moe;
 
 pub use facts::{Activation, Family};
 
@@ -38,6 +39,7 @@ impl Architecture {
             Architecture::Llama => &llama::FAMILY,
             Architecture::Qwen2 => &qwen2::FAMILY,
             Architecture::Qwen3 => &qwen3::FAMILY,
+            Architecture::Qwen3Moe => &qwen3_moe::FAMILY,
         }
     }
 }

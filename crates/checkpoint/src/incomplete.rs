@@ -47,6 +47,19 @@ pub enum Problem {
     },
 }
 
+impl Problem {
+    /// The tensor's name.
+    pub fn name(&self) -> &str {
+        match self {
+            Problem::Missing { name, .. }
+            | Problem::Duplicate { name, .. }
+            | Problem::ShapeMismatch { name, .. }
+            | Problem::Unknown { name, .. }
+            | Problem::BeyondLastLayer { name, .. } => name,
+        }
+    }
+}
+
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -7,7 +7,7 @@
 //! variant or a field here, and the compiler points out the code that must handle it.
 
 use crate::{
-    config::{Config, LayerType},
+    config::{Config, ExpertConfig, LayerType},
     family::Activation,
 };
 
@@ -93,6 +93,36 @@ pub enum FeedForward {
         /// Activation of the gate.
         activation: Activation,
     },
+    /// A mixture of experts, each a gated MLP.
+    Experts(Experts),
+}
+
+/// A mixture of experts: `Σ weight(e) · expert(e, x)` over the experts that a router chooses for each token.
+///
+/// The router's scores are a matrix product of the block's input. Softmax over all experts makes weights of them, and the
+/// experts with the largest are chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Experts {
+    /// Experts of the layer.
+    pub count: u32,
+    /// Experts that a token passes through.
+    pub per_token: u32,
+    /// Rows of an expert's gate projection, and of its up projection.
+    pub intermediate: u32,
+    /// Whether the weights of a token's experts are scaled to a sum of 1.
+    pub renormalize: bool,
+    /// Activation of the gate.
+    pub activation: Activation,
+}
+
+impl FeedForward {
+    /// Activation of the gate.
+    pub fn activation(&self) -> Activation {
+        match self {
+            FeedForward::Dense { activation, .. } => *activation,
+            FeedForward::Experts(experts) => experts.activation,
+        }
+    }
 }
 
 impl Config {
@@ -116,9 +146,12 @@ impl Config {
                 head_norms: family.head_norms,
                 qkv_bias: family.qkv_bias,
             }),
-            feed_forward: FeedForward::Dense {
-                intermediate: self.intermediate,
-                activation: family.activation,
+            feed_forward: match self.experts {
+                None => FeedForward::Dense { intermediate: self.intermediate, activation: family.activation },
+                Some(ExpertConfig { count, per_token, intermediate, renormalize }) => {
+                    let activation = family.activation;
+                    FeedForward::Experts(Experts { count, per_token, intermediate, renormalize, activation })
+                }
             },
         }
     }

@@ -7,6 +7,9 @@
 //! | Hugging Face, multimodal (newer) | `model.language_model.layers.3.self_attn.q_proj.weight` |
 //! | GGUF | `blk.3.attn_q.weight` |
 //!
+//! Experts have tensors of their own in Hugging Face files (`mlp.experts.7.gate_proj.weight`) or share one, a
+//! [`Stacked`] tensor, as they always do in GGUF files.
+//!
 //! Vision layers are also called `layers.3`, so only complete names match; any other name is unknown.
 
 use serde::Serialize;
@@ -46,7 +49,7 @@ const HEADS: [(Naming, &str); 4] = [
 ];
 
 /// Tensors of a layer that have the same name in every family; other norms are per family.
-const LAYER: [NameRow; 13] = [
+const LAYER: [NameRow; 14] = [
     (Role::AttentionNorm, "input_layernorm.weight", "attn_norm.weight"),
     (Role::Query, "self_attn.q_proj.weight", "attn_q.weight"),
     (Role::Key, "self_attn.k_proj.weight", "attn_k.weight"),
@@ -57,10 +60,46 @@ const LAYER: [NameRow; 13] = [
     (Role::QueryNorm, "self_attn.q_norm.weight", "attn_q_norm.weight"),
     (Role::KeyNorm, "self_attn.k_norm.weight", "attn_k_norm.weight"),
     (Role::Output, "self_attn.o_proj.weight", "attn_output.weight"),
+    (Role::Router, "mlp.gate.weight", "ffn_gate_inp.weight"),
     (Role::Gate, "mlp.gate_proj.weight", "ffn_gate.weight"),
     (Role::Up, "mlp.up_proj.weight", "ffn_up.weight"),
     (Role::Down, "mlp.down_proj.weight", "ffn_down.weight"),
 ];
+
+/// Prefix of an expert's tensors in a layer of Hugging Face files, before the expert's index.
+const EXPERTS: &str = "mlp.experts.";
+
+/// The tensors of an expert in Hugging Face files.
+const EXPERT: [(Role, &str); 3] =
+    [(Role::Gate, "gate_proj.weight"), (Role::Up, "up_proj.weight"), (Role::Down, "down_proj.weight")];
+
+/// The names of [`Stacked`] tensors in a layer of Hugging Face files and of GGUF files.
+const STACKED: [(&[Role], &str, &str); 4] = [
+    (&[Role::Gate], "", "ffn_gate_exps.weight"),
+    (&[Role::Up], "", "ffn_up_exps.weight"),
+    (&[Role::Gate, Role::Up], "mlp.experts.gate_up_proj", "ffn_gate_up_exps.weight"),
+    (&[Role::Down], "mlp.experts.down_proj", "ffn_down_exps.weight"),
+];
+
+/// A tensor with a projection, or two, of all experts of a layer: `[expert][role][row][k]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stacked {
+    pub layer: u32,
+    pub roles: &'static [Role],
+}
+
+impl Stacked {
+    /// The stacked tensor with this name, in any naming.
+    pub fn parse(name: &str) -> Option<Self> {
+        Naming::ALL.iter().find_map(|naming| {
+            let (layer, part) = naming.split_layer(name)?;
+            let gguf = *naming == Naming::Gguf;
+            let row =
+                STACKED.iter().find(|row| (if gguf { row.2 } else { row.1 }) == part && !part.is_empty())?;
+            Some(Self { layer, roles: row.0 })
+        })
+    }
+}
 
 /// Tensors of a SigLIP encoder outside of layers, in Hugging Face files; `head` is its pooling, which Gemma 3
 /// does not use.
@@ -115,17 +154,26 @@ impl Naming {
     }
 
     fn text(self, architecture: Architecture, name: &str) -> Option<Slot> {
-        let slot = |layer, role| Slot { tower: Tower::Text, layer, role };
         if HEADS.contains(&(self, name)) {
-            return Some(slot(None, Role::Head));
+            return Some(Slot::text(None, Role::Head));
         }
         let rest = name.strip_prefix(self.tower_prefix())?;
         if let Some((role, ..)) = MODEL.iter().find(|row| self.column(row) == rest && !rest.is_empty()) {
-            return Some(slot(None, *role));
+            return Some(Slot::text(None, *role));
         }
-        let (layer, part) = split_index(rest.strip_prefix(self.layer_prefix())?)?;
+        let (layer, part) = self.split_layer(name)?;
+        if let Some(part) = part.strip_prefix(EXPERTS).filter(|_| self != Naming::Gguf) {
+            let (expert, part) = split_index(part)?;
+            let (role, _) = EXPERT.iter().find(|row| row.1 == part)?;
+            return Some(Slot::expert(layer, expert, *role));
+        }
         let (role, ..) = layer_rows(architecture).find(|row| self.column(row) == part)?;
-        Some(slot(Some(layer), *role))
+        Some(Slot::text(Some(layer), *role))
+    }
+
+    /// The layer of a text tensor, and the rest of its name.
+    fn split_layer(self, name: &str) -> Option<(u32, &str)> {
+        split_index(name.strip_prefix(self.tower_prefix())?.strip_prefix(self.layer_prefix())?)
     }
 
     fn tower_prefix(self) -> &'static str {
@@ -164,6 +212,13 @@ impl Slot {
         let tower = naming.tower_prefix();
         let text =
             |row: &NameRow| Some(naming.column(row)).filter(|text| !text.is_empty() && row.0 == self.role);
+        if let (Some(layer), Some(expert)) = (self.layer, self.expert) {
+            let part = match naming {
+                Naming::Gguf => STACKED.iter().find(|row| row.0 == [self.role])?.2.to_owned(),
+                _ => format!("{EXPERTS}{expert}.{}", EXPERT.iter().find(|row| row.0 == self.role)?.1),
+            };
+            return Some(format!("{tower}{}{layer}.{part}", naming.layer_prefix()));
+        }
         match self.layer {
             None => MODEL.iter().find_map(text).map(|text| format!("{tower}{text}")),
             Some(layer) => {
@@ -206,7 +261,7 @@ fn gguf_image(name: &str) -> Option<Slot> {
 }
 
 fn image(tower: Tower, layer: Option<u32>) -> Slot {
-    Slot { tower, layer, role: Role::Image }
+    Slot { tower, layer, expert: None, role: Role::Image }
 }
 
 fn weight_or_bias(part: &str) -> Option<&str> {
@@ -262,6 +317,39 @@ mod tests {
             assert_eq!(parse(name), head, "{name}");
         }
         assert_eq!(parse("rope_freqs.weight"), Some(Slot::text(None, Role::RopeFreqs)));
+    }
+
+    #[test]
+    fn experts_have_tensors_of_their_own_or_share_one() {
+        let parse = |name| Slot::parse(Architecture::Qwen3Moe, name);
+        let gate = Slot::expert(3, 7, Role::Gate);
+        let name = "model.layers.3.mlp.experts.7.gate_proj.weight";
+        assert_eq!(parse(name), Some(gate));
+        assert_eq!(gate.name(Architecture::Qwen3Moe, Naming::HfText).as_deref(), Some(name));
+        let shared = gate.name(Architecture::Qwen3Moe, Naming::Gguf).unwrap();
+        assert_eq!(shared, "blk.3.ffn_gate_exps.weight");
+        assert_eq!(parse(&shared), None, "it is not the tensor of one expert");
+        let stacked =
+            |name, roles| assert_eq!(Stacked::parse(name), Some(Stacked { layer: 3, roles }), "{name}");
+        stacked(&shared, &[Role::Gate]);
+        stacked("blk.3.ffn_gate_up_exps.weight", &[Role::Gate, Role::Up]);
+        stacked("model.layers.3.mlp.experts.gate_up_proj", &[Role::Gate, Role::Up]);
+        stacked("model.layers.3.mlp.experts.down_proj", &[Role::Down]);
+        for name in [
+            "blk.3.ffn_gate.weight",
+            "blk.3.",
+            "model.layers.3.",
+            "model.layers.3.mlp.experts.down_proj.weight",
+        ] {
+            assert_eq!(Stacked::parse(name), None, "{name}");
+        }
+        for name in
+            ["model.layers.3.mlp.experts.07.gate_proj.weight", "model.layers.3.mlp.experts.7.gate_proj"]
+        {
+            assert_eq!(parse(name), None, "{name}");
+        }
+        assert_eq!(parse("blk.3.ffn_gate_inp.weight"), Some(Slot::text(Some(3), Role::Router)));
+        assert_eq!(parse("model.layers.3.mlp.gate.weight"), Some(Slot::text(Some(3), Role::Router)));
     }
 
     #[test]

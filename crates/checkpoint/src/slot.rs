@@ -9,6 +9,8 @@ pub struct Slot {
     pub tower: Tower,
     /// Layer index; `None` for tensors outside of layers.
     pub layer: Option<u32>,
+    /// Index of the expert; `None` for tensors that do not belong to one.
+    pub expert: Option<u32>,
     /// Function of the tensor.
     pub role: Role,
 }
@@ -61,6 +63,8 @@ pub enum Role {
     PostAttentionNorm,
     /// The norm before the feed-forward block.
     FeedForwardNorm,
+    /// The scores of experts.
+    Router,
     /// Gate projection.
     Gate,
     /// Up projection.
@@ -76,7 +80,12 @@ pub enum Role {
 impl Slot {
     /// A tensor of the text tower.
     pub fn text(layer: Option<u32>, role: Role) -> Self {
-        Slot { tower: Tower::Text, layer, role }
+        Slot { tower: Tower::Text, layer, expert: None, role }
+    }
+
+    /// A tensor of an expert.
+    pub fn expert(layer: u32, expert: u32, role: Role) -> Self {
+        Slot { tower: Tower::Text, layer: Some(layer), expert: Some(expert), role }
     }
 }
 

@@ -185,3 +185,74 @@ fn head_is_the_embedding_matrix_unless_untied() {
     let missing = complete::check(&untied, &complete_model(Naming::HfText)).unwrap_err();
     assert!(missing.to_string().contains("missing: lm_head.weight, expected [100, 16]"), "{missing}");
 }
+
+/// A GGUF file of a model with three experts: gate and up in one tensor or in two.
+fn model_with_experts(fused: bool) -> (Config, Source) {
+    let json = json!({
+        "model_type": "qwen3_moe", "vocab_size": 100, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 6, "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 8,
+    });
+    let config = Config::from_hf(Path::new("config.json"), &json).unwrap();
+    let mut tensors = vec![
+        tensor("token_embd.weight", &[100, 16]),
+        tensor("output_norm.weight", &[16]),
+        tensor("output.weight", &[100, 16]),
+        tensor("blk.0.attn_norm.weight", &[16]),
+        tensor("blk.0.attn_q.weight", &[24, 16]),
+        tensor("blk.0.attn_k.weight", &[12, 16]),
+        tensor("blk.0.attn_v.weight", &[12, 16]),
+        tensor("blk.0.attn_q_norm.weight", &[6]),
+        tensor("blk.0.attn_k_norm.weight", &[6]),
+        tensor("blk.0.attn_output.weight", &[16, 24]),
+        tensor("blk.0.ffn_norm.weight", &[16]),
+        tensor("blk.0.ffn_gate_inp.weight", &[3, 16]),
+        tensor("blk.0.ffn_down_exps.weight", &[3, 16, 8]),
+    ];
+    match fused {
+        true => tensors.push(tensor("blk.0.ffn_gate_up_exps.weight", &[3, 16, 16])),
+        false => tensors
+            .extend(["gate", "up"].map(|part| tensor(&format!("blk.0.ffn_{part}_exps.weight"), &[3, 8, 16]))),
+    }
+    (config, Source { format: Format::Gguf, files: vec!["model.gguf".into()], tensors })
+}
+
+#[test]
+fn stacked_experts_are_divided() {
+    for fused in [false, true] {
+        let (config, source) = model_with_experts(fused);
+        let inventory = complete::check(&config, &source).unwrap();
+        let of = |expert, role| inventory.slot(Slot::expert(0, expert, role)).unwrap();
+        let f32s = |count: u64| count * 4;
+        let (gate, up) = (of(2, Role::Gate), of(2, Role::Up));
+        assert_eq!((&gate.shape[..], &up.shape[..]), (&[8, 16][..], &[8, 16][..]));
+        let expected = if fused { [f32s(4 * 128), f32s(5 * 128)] } else { [f32s(2 * 128); 2] };
+        assert_eq!([gate.data.offset, up.data.offset], expected);
+        assert_eq!((of(1, Role::Down).data.offset, of(1, Role::Down).data.len), (f32s(128), f32s(128)));
+    }
+}
+
+#[test]
+fn experts_of_the_wrong_number_or_shape_are_named_once() {
+    let (config, mut source) = model_with_experts(false);
+    find(&mut source, "blk.0.ffn_down_exps.weight").shape = vec![4, 16, 8];
+    let wrong_count = complete::check(&config, &source).unwrap_err().problems;
+    let name = "blk.0.ffn_down_exps.weight".to_string();
+    assert_eq!(
+        wrong_count,
+        [Problem::ShapeMismatch { name: name.clone(), expected: vec![3, 16, 8], found: vec![4, 16, 8] }]
+    );
+    source.tensors.retain(|tensor| tensor.name != name);
+    let missing = complete::check(&config, &source).unwrap_err().problems;
+    assert_eq!(missing, [Problem::Missing { name, expected: vec![3, 16, 8] }]);
+    let (config, mut source) = model_with_experts(true);
+    find(&mut source, "blk.0.ffn_gate_inp.weight").shape = vec![4, 16];
+    let router = complete::check(&config, &source).unwrap_err().problems;
+    assert!(
+        matches!(&router[..], [Problem::ShapeMismatch { name, .. }] if name == "blk.0.ffn_gate_inp.weight"),
+        "{router:?}"
+    );
+    let (config, mut source) = model_with_experts(true);
+    source.tensors.push(tensor("blk.0.ffn_gate_exps.weight", &[3, 8, 16]));
+    let twice = complete::check(&config, &source).unwrap_err().problems;
+    assert!(matches!(&twice[..], [Problem::Duplicate { .. }, ..]), "{twice:?}");
+}

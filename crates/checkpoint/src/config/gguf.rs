@@ -48,6 +48,7 @@ impl Config {
             hidden,
             embedding_factor: family.embedding_factor(hidden),
             intermediate: keys.size("feed_forward_length", MAX_SIZE, None)?,
+            experts: None,
             layers,
             heads,
             kv_heads: keys.size("attention.head_count_kv", MAX_SIZE, Some(heads))?,

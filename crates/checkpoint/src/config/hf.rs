@@ -43,11 +43,12 @@ impl Config {
         let kv_heads = defaults.kv_heads.filter(|_| !null).unwrap_or(heads);
         let head_dim = keys.size("head_dim", MAX_SIZE, Some(defaults.head_dim.unwrap_or(hidden / heads)))?;
         let rope = Rope::from_hf(family, text, &keys)?;
-        let config = Config {
+        let mut config = Config {
             architecture,
             hidden,
             embedding_factor: family.embedding_factor(hidden),
             intermediate: keys.size("intermediate_size", MAX_SIZE, Some(defaults.intermediate))?,
+            experts: None,
             layers,
             heads,
             kv_heads: keys.size("num_key_value_heads", MAX_SIZE, Some(kv_heads))?,
@@ -82,6 +83,7 @@ impl Config {
             eos: eos(top, &outer)?.or(eos(text, &keys)?).unwrap_or(defaults.eos.to_vec()),
             pad: outer.token("pad_token_id")?.or(keys.token("pad_token_id")?).or(defaults.pad),
         };
+        (family.adapt_hf)(&mut config, &keys)?;
         config.check(&keys, "num_attention_heads", "num_key_value_heads", "head_dim")
     }
 }

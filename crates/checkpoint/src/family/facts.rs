@@ -36,6 +36,8 @@ pub struct Family {
     /// Rejects options that config.json allows but no published model uses: ignoring them would give silently
     /// wrong output.
     pub(crate) check_hf: fn(&Keys) -> Result<()>,
+    /// Reads what only this family has in config.json.
+    pub(crate) adapt_hf: fn(&mut Config, &Keys) -> Result<()>,
     /// Applies the family's own GGUF conventions.
     pub(crate) adapt_gguf: fn(&mut Config, &Keys) -> Result<()>,
 }
@@ -89,6 +91,11 @@ pub(crate) struct Defaults {
     pub bos: Option<u32>,
     pub eos: &'static [u32],
     pub pad: Option<u32>,
+}
+
+/// For families that have nothing of their own in a format.
+pub(super) fn adapt_nothing(_: &mut Config, _: &Keys) -> Result<()> {
+    Ok(())
 }
 
 /// Rejects flags that are set.

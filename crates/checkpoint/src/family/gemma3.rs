@@ -1,6 +1,6 @@
 //! Gemma 3, text-only or the language model of the multimodal sizes.
 
-use super::facts::{Activation, Defaults, Family, reject_flags};
+use super::facts::{Activation, Defaults, Family, adapt_nothing, reject_flags};
 use crate::{
     config::{Config, Keys, MAX_LAYERS, MAX_SIZE, SLIDING_WINDOW_PATTERN, every_nth_global},
     error::Result,
@@ -45,6 +45,7 @@ pub(super) const FAMILY: Family = Family {
         pad: Some(0),
     },
     check_hf,
+    adapt_hf: adapt_nothing,
     adapt_gguf,
 };
 

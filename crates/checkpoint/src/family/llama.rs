@@ -1,7 +1,7 @@
 //! Llama 2 and 3, and models with the same architecture and name: SmolLM2, and GGUF files of Mistral 7B since
 //! v0.2, which has no sliding window.
 
-use super::facts::{Activation, Defaults, Family, reject_flags};
+use super::facts::{Activation, Defaults, Family, adapt_nothing, reject_flags};
 use crate::{
     config::{Config, Keys, MetaValue, RopePairs},
     error::Result,
@@ -37,6 +37,7 @@ pub(super) const FAMILY: Family = Family {
         pad: None,
     },
     check_hf,
+    adapt_hf: adapt_nothing,
     adapt_gguf,
 };
 

@@ -1,13 +1,10 @@
 //! Qwen 2 and 2.5: Llama with biases on query, key and value.
 
 use super::{
-    facts::{Activation, Defaults, Family, reject_flags},
+    facts::{Activation, Defaults, Family, adapt_nothing, reject_flags},
     llama,
 };
-use crate::{
-    config::{Config, Keys},
-    error::Result,
-};
+use crate::{config::Keys, error::Result};
 
 pub(super) const FAMILY: Family = Family {
     name: "qwen2",
@@ -23,7 +20,8 @@ pub(super) const FAMILY: Family = Family {
     hf_names: &[("qwen2", None), ("Qwen2ForCausalLM", None)],
     defaults: DEFAULTS,
     check_hf,
-    adapt_gguf,
+    adapt_hf: adapt_nothing,
+    adapt_gguf: adapt_nothing,
 };
 
 pub(super) const DEFAULTS: Defaults = Defaults {
@@ -46,8 +44,4 @@ pub(super) const DEFAULTS: Defaults = Defaults {
 /// Published configs specify a sliding window, but do not enable it.
 pub(super) fn check_hf(keys: &Keys) -> Result<()> {
     reject_flags(keys, &["use_sliding_window"], "use a published model, without sliding window")
-}
-
-pub(super) fn adapt_gguf(_: &mut Config, _: &Keys) -> Result<()> {
-    Ok(())
 }

@@ -1,7 +1,7 @@
 //! Qwen 3, dense: Qwen 2 with norms of query and key heads instead of biases.
 
 use super::{
-    facts::{Activation, Defaults, Family, reject_flags},
+    facts::{Activation, Defaults, Family, adapt_nothing, reject_flags},
     llama, qwen2,
 };
 use crate::{config::Keys, error::Result};
@@ -20,10 +20,11 @@ pub(super) const FAMILY: Family = Family {
     hf_names: &[("qwen3", None), ("Qwen3ForCausalLM", None)],
     defaults: Defaults { head_dim: Some(128), ..qwen2::DEFAULTS },
     check_hf,
-    adapt_gguf: qwen2::adapt_gguf,
+    adapt_hf: adapt_nothing,
+    adapt_gguf: adapt_nothing,
 };
 
-fn check_hf(keys: &Keys) -> Result<()> {
+pub(super) fn check_hf(keys: &Keys) -> Result<()> {
     reject_flags(keys, &["attention_bias"], "use a model without biases")?;
     qwen2::check_hf(keys)
 }

@@ -408,6 +408,24 @@ pub const MODELS: &[Model] = &[
         "reasoning, tools, code; largest dense Qwen 3",
         &["Qwen/Qwen3-32B-GGUF"],
     ),
+    chat(
+        "qwen3:30b-a3b",
+        "Qwen3 30B-A3B",
+        [30_532, 768],
+        40_960,
+        APACHE,
+        "reasoning, tools, code; experts: reads 3B of its 30B per token",
+        &["Qwen/Qwen3-30B-A3B-GGUF"],
+    ),
+    chat(
+        "qwen3-coder:30b",
+        "Qwen3 Coder 30B-A3B Instruct",
+        [30_532, 768],
+        262_144,
+        APACHE,
+        "code; experts: reads 3B of its 30B per token",
+        &["unsloth/Qwen3-Coder-30B-A3B-Instruct-GGUF"],
+    ),
     Model {
         aliases: &["smollm2", "smollm2-135m"],
         pinned: Some(Pinned {
