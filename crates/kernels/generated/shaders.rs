@@ -580,10 +580,14 @@ pub mod coopmat_direct {
         pub y_partial_stride: u32,
         /// `uint` in the shader.
         pub unsplit: u32,
+        /// Read by the shader.
+        pub group_experts: gpu::Address,
+        /// Read by the shader.
+        pub group_pairs: gpu::Address,
     }
 
     impl gpu::PushConstants for Push {
-        const SIZE: u32 = 84;
+        const SIZE: u32 = 104;
 
         fn encode(&self, writer: &mut gpu::PushWriter) {
             writer.buffer(0, &self.values, gpu::Access::Read);
@@ -600,6 +604,8 @@ pub mod coopmat_direct {
             writer.word(72, self.y_stride);
             writer.word(76, self.y_partial_stride);
             writer.word(80, self.unsplit);
+            writer.buffer(88, &self.group_experts, gpu::Access::Read);
+            writer.buffer(96, &self.group_pairs, gpu::Access::Read);
         }
     }
 
@@ -632,6 +638,8 @@ pub mod coopmat_direct {
         pub partial_output: bool,
         /// `COOPMAT_COLUMNS`: `uint`, constant 12.
         pub coopmat_columns: u32,
+        /// `PAIRS_PER_X`: `uint`, constant 13.
+        pub pairs_per_x: u32,
     }
 
     impl Default for Constants {
@@ -650,6 +658,7 @@ pub mod coopmat_direct {
                 lanes: 32,
                 partial_output: false,
                 coopmat_columns: 16,
+                pairs_per_x: 0,
             }
         }
     }
@@ -670,6 +679,7 @@ pub mod coopmat_direct {
                 self.lanes,
                 u32::from(self.partial_output),
                 self.coopmat_columns,
+                self.pairs_per_x,
             ]
         }
     }
@@ -678,8 +688,8 @@ pub mod coopmat_direct {
     pub static T2: gpu::Shader = gpu::Shader {
         name: "coopmat_direct.t2",
         spirv: include_bytes!("coopmat_direct.t2.spv"),
-        push_size: 84,
-        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12],
+        push_size: 104,
+        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 
@@ -760,10 +770,14 @@ pub mod coopmat_staged {
         pub y_partial_stride: u32,
         /// `uint` in the shader.
         pub unsplit: u32,
+        /// Read by the shader.
+        pub group_experts: gpu::Address,
+        /// Read by the shader.
+        pub group_pairs: gpu::Address,
     }
 
     impl gpu::PushConstants for Push {
-        const SIZE: u32 = 84;
+        const SIZE: u32 = 104;
 
         fn encode(&self, writer: &mut gpu::PushWriter) {
             writer.buffer(0, &self.values, gpu::Access::Read);
@@ -780,6 +794,8 @@ pub mod coopmat_staged {
             writer.word(72, self.y_stride);
             writer.word(76, self.y_partial_stride);
             writer.word(80, self.unsplit);
+            writer.buffer(88, &self.group_experts, gpu::Access::Read);
+            writer.buffer(96, &self.group_pairs, gpu::Access::Read);
         }
     }
 
@@ -812,6 +828,8 @@ pub mod coopmat_staged {
         pub partial_output: bool,
         /// `COOPMAT_COLUMNS`: `uint`, constant 12.
         pub coopmat_columns: u32,
+        /// `PAIRS_PER_X`: `uint`, constant 13.
+        pub pairs_per_x: u32,
     }
 
     impl Default for Constants {
@@ -830,6 +848,7 @@ pub mod coopmat_staged {
                 lanes: 32,
                 partial_output: false,
                 coopmat_columns: 16,
+                pairs_per_x: 0,
             }
         }
     }
@@ -850,6 +869,7 @@ pub mod coopmat_staged {
                 self.lanes,
                 u32::from(self.partial_output),
                 self.coopmat_columns,
+                self.pairs_per_x,
             ]
         }
     }
@@ -858,8 +878,8 @@ pub mod coopmat_staged {
     pub static T1: gpu::Shader = gpu::Shader {
         name: "coopmat_staged.t1",
         spirv: include_bytes!("coopmat_staged.t1.spv"),
-        push_size: 84,
-        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12],
+        push_size: 104,
+        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 
@@ -867,8 +887,8 @@ pub mod coopmat_staged {
     pub static T2: gpu::Shader = gpu::Shader {
         name: "coopmat_staged.t2",
         spirv: include_bytes!("coopmat_staged.t2.spv"),
-        push_size: 84,
-        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12],
+        push_size: 104,
+        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 
@@ -1044,10 +1064,14 @@ pub mod gemm {
         pub y_first: u32,
         /// `uint` in the shader.
         pub y_stride: u32,
+        /// Read by the shader.
+        pub group_experts: gpu::Address,
+        /// Read by the shader.
+        pub group_pairs: gpu::Address,
     }
 
     impl gpu::PushConstants for Push {
-        const SIZE: u32 = 60;
+        const SIZE: u32 = 80;
 
         fn encode(&self, writer: &mut gpu::PushWriter) {
             writer.buffer(0, &self.values, gpu::Access::Read);
@@ -1060,6 +1084,8 @@ pub mod gemm {
             writer.word(48, self.columns);
             writer.word(52, self.y_first);
             writer.word(56, self.y_stride);
+            writer.buffer(64, &self.group_experts, gpu::Access::Read);
+            writer.buffer(72, &self.group_pairs, gpu::Access::Read);
         }
     }
 
@@ -1070,11 +1096,13 @@ pub mod gemm {
         pub scheme: u32,
         /// `EPILOGUE`: `uint`, constant 1.
         pub epilogue: u32,
+        /// `PAIRS_PER_X`: `uint`, constant 2.
+        pub pairs_per_x: u32,
     }
 
     impl gpu::SpecConstants for Constants {
         fn values(&self) -> Vec<u32> {
-            vec![self.scheme, self.epilogue]
+            vec![self.scheme, self.epilogue, self.pairs_per_x]
         }
     }
 
@@ -1082,8 +1110,8 @@ pub mod gemm {
     pub static T0: gpu::Shader = gpu::Shader {
         name: "gemm.t0",
         spirv: include_bytes!("gemm.t0.spv"),
-        push_size: 60,
-        constant_ids: &[0, 1],
+        push_size: 80,
+        constant_ids: &[0, 1, 2],
         local_size: [gpu::LocalSize::Fixed(128), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 
@@ -1091,8 +1119,8 @@ pub mod gemm {
     pub static T1: gpu::Shader = gpu::Shader {
         name: "gemm.t1",
         spirv: include_bytes!("gemm.t1.spv"),
-        push_size: 60,
-        constant_ids: &[0, 1],
+        push_size: 80,
+        constant_ids: &[0, 1, 2],
         local_size: [gpu::LocalSize::Fixed(128), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 
@@ -1125,10 +1153,14 @@ pub mod gemm_lanes {
         pub y_first: u32,
         /// `uint` in the shader.
         pub y_stride: u32,
+        /// Read by the shader.
+        pub group_experts: gpu::Address,
+        /// Read by the shader.
+        pub group_pairs: gpu::Address,
     }
 
     impl gpu::PushConstants for Push {
-        const SIZE: u32 = 60;
+        const SIZE: u32 = 80;
 
         fn encode(&self, writer: &mut gpu::PushWriter) {
             writer.buffer(0, &self.values, gpu::Access::Read);
@@ -1141,6 +1173,8 @@ pub mod gemm_lanes {
             writer.word(48, self.columns);
             writer.word(52, self.y_first);
             writer.word(56, self.y_stride);
+            writer.buffer(64, &self.group_experts, gpu::Access::Read);
+            writer.buffer(72, &self.group_pairs, gpu::Access::Read);
         }
     }
 
@@ -1157,17 +1191,26 @@ pub mod gemm_lanes {
         pub strips: u32,
         /// `HAS_ACTIVE`: `bool`, constant 4.
         pub has_active: bool,
+        /// `PAIRS_PER_X`: `uint`, constant 5.
+        pub pairs_per_x: u32,
     }
 
     impl Default for Constants {
         fn default() -> Self {
-            Self { scheme: 0, epilogue: 0, columns: 1, strips: 1, has_active: false }
+            Self { scheme: 0, epilogue: 0, columns: 1, strips: 1, has_active: false, pairs_per_x: 0 }
         }
     }
 
     impl gpu::SpecConstants for Constants {
         fn values(&self) -> Vec<u32> {
-            vec![self.scheme, self.epilogue, self.columns, self.strips, u32::from(self.has_active)]
+            vec![
+                self.scheme,
+                self.epilogue,
+                self.columns,
+                self.strips,
+                u32::from(self.has_active),
+                self.pairs_per_x,
+            ]
         }
     }
 
@@ -1175,8 +1218,8 @@ pub mod gemm_lanes {
     pub static T1: gpu::Shader = gpu::Shader {
         name: "gemm_lanes.t1",
         spirv: include_bytes!("gemm_lanes.t1.spv"),
-        push_size: 60,
-        constant_ids: &[0, 1, 2, 3, 4],
+        push_size: 80,
+        constant_ids: &[0, 1, 2, 3, 4, 5],
         local_size: [gpu::LocalSize::Fixed(8), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 
@@ -1215,10 +1258,14 @@ pub mod gemm_packed {
         pub y_stride: u32,
         /// `uint` in the shader.
         pub y_low: u32,
+        /// Read by the shader.
+        pub group_experts: gpu::Address,
+        /// Read by the shader.
+        pub group_pairs: gpu::Address,
     }
 
     impl gpu::PushConstants for Push {
-        const SIZE: u32 = 80;
+        const SIZE: u32 = 96;
 
         fn encode(&self, writer: &mut gpu::PushWriter) {
             writer.buffer(0, &self.values, gpu::Access::Read);
@@ -1234,6 +1281,8 @@ pub mod gemm_packed {
             writer.word(68, self.y_first);
             writer.word(72, self.y_stride);
             writer.word(76, self.y_low);
+            writer.buffer(80, &self.group_experts, gpu::Access::Read);
+            writer.buffer(88, &self.group_pairs, gpu::Access::Read);
         }
     }
 
@@ -1252,6 +1301,8 @@ pub mod gemm_packed {
         pub thread_rows: u32,
         /// `THREAD_COLUMNS`: `uint`, constant 5.
         pub thread_columns: u32,
+        /// `PAIRS_PER_X`: `uint`, constant 6.
+        pub pairs_per_x: u32,
     }
 
     impl Default for Constants {
@@ -1263,6 +1314,7 @@ pub mod gemm_packed {
                 int16_output: false,
                 thread_rows: 8,
                 thread_columns: 4,
+                pairs_per_x: 0,
             }
         }
     }
@@ -1276,6 +1328,7 @@ pub mod gemm_packed {
                 u32::from(self.int16_output),
                 self.thread_rows,
                 self.thread_columns,
+                self.pairs_per_x,
             ]
         }
     }
@@ -1284,8 +1337,8 @@ pub mod gemm_packed {
     pub static T1: gpu::Shader = gpu::Shader {
         name: "gemm_packed.t1",
         spirv: include_bytes!("gemm_packed.t1.spv"),
-        push_size: 80,
-        constant_ids: &[0, 1, 2, 3, 4, 5],
+        push_size: 96,
+        constant_ids: &[0, 1, 2, 3, 4, 5, 6],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 
@@ -1334,10 +1387,14 @@ pub mod gemv {
         pub epsilon: f32,
         /// `uint` in the shader.
         pub writes_stream: u32,
+        /// `uint` in the shader.
+        pub x_columns: u32,
+        /// Read by the shader.
+        pub experts: gpu::Address,
     }
 
     impl gpu::PushConstants for Push {
-        const SIZE: u32 = 116;
+        const SIZE: u32 = 128;
 
         fn encode(&self, writer: &mut gpu::PushWriter) {
             writer.buffer(0, &self.values, gpu::Access::Read);
@@ -1358,6 +1415,8 @@ pub mod gemv {
             writer.word(104, self.y_low);
             writer.word(108, self.epsilon.to_bits());
             writer.word(112, self.writes_stream);
+            writer.word(116, self.x_columns);
+            writer.buffer(120, &self.experts, gpu::Access::Read);
         }
     }
 
@@ -1392,6 +1451,8 @@ pub mod gemv {
         pub teams: u32,
         /// `WIDE_SUBGROUPS`: `bool`, constant 13.
         pub wide_subgroups: bool,
+        /// `PAIRS_PER_X`: `uint`, constant 14.
+        pub pairs_per_x: u32,
     }
 
     impl Default for Constants {
@@ -1411,6 +1472,7 @@ pub mod gemv {
                 sublayer_partials: 1,
                 teams: 1,
                 wide_subgroups: false,
+                pairs_per_x: 0,
             }
         }
     }
@@ -1432,6 +1494,7 @@ pub mod gemv {
                 self.sublayer_partials,
                 self.teams,
                 u32::from(self.wide_subgroups),
+                self.pairs_per_x,
             ]
         }
     }
@@ -1440,8 +1503,8 @@ pub mod gemv {
     pub static T0: gpu::Shader = gpu::Shader {
         name: "gemv.t0",
         spirv: include_bytes!("gemv.t0.spv"),
-        push_size: 116,
-        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13],
+        push_size: 128,
+        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 
@@ -1449,13 +1512,81 @@ pub mod gemv {
     pub static T1: gpu::Shader = gpu::Shader {
         name: "gemv.t1",
         spirv: include_bytes!("gemv.t1.spv"),
-        push_size: 116,
-        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13],
+        push_size: 128,
+        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 
     /// All tiers of `gemv.comp`, lowest first.
     pub static TIERS: &[(u32, &gpu::Shader)] = &[(0, &T0), (1, &T1)];
+}
+
+/// Generated from `src/experts/group/group.comp`.
+pub mod group {
+    /// Push constants of `group.comp`.
+    #[derive(Clone, Debug)]
+    pub struct Push {
+        /// Read by the shader.
+        pub chosen: gpu::Address,
+        /// Written by the shader.
+        pub group_experts: gpu::Address,
+        /// Written by the shader.
+        pub group_pairs: gpu::Address,
+        /// `uint` in the shader.
+        pub pairs: u32,
+        /// `uint` in the shader.
+        pub experts: u32,
+        /// `uint` in the shader.
+        pub groups: u32,
+    }
+
+    impl gpu::PushConstants for Push {
+        const SIZE: u32 = 36;
+
+        fn encode(&self, writer: &mut gpu::PushWriter) {
+            writer.buffer(0, &self.chosen, gpu::Access::Read);
+            writer.buffer(8, &self.group_experts, gpu::Access::Write);
+            writer.buffer(16, &self.group_pairs, gpu::Access::Write);
+            writer.word(24, self.pairs);
+            writer.word(28, self.experts);
+            writer.word(32, self.groups);
+        }
+    }
+
+    /// Specialisation constants of `group.comp`.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub struct Constants {
+        /// `THREADS`: `uint`, constant 0.
+        pub threads: u32,
+        /// `WIDTH`: `uint`, constant 1.
+        pub width: u32,
+        /// `MAX_EXPERTS`: `uint`, constant 2.
+        pub max_experts: u32,
+    }
+
+    impl Default for Constants {
+        fn default() -> Self {
+            Self { threads: 256, width: 16, max_experts: 512 }
+        }
+    }
+
+    impl gpu::SpecConstants for Constants {
+        fn values(&self) -> Vec<u32> {
+            vec![self.threads, self.width, self.max_experts]
+        }
+    }
+
+    /// `group.comp` at tier T0.
+    pub static T0: gpu::Shader = gpu::Shader {
+        name: "group.t0",
+        spirv: include_bytes!("group.t0.spv"),
+        push_size: 36,
+        constant_ids: &[0, 1, 2],
+        local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
+    };
+
+    /// All tiers of `group.comp`, lowest first.
+    pub static TIERS: &[(u32, &gpu::Shader)] = &[(0, &T0)];
 }
 
 /// Generated from `src/norm/norm.comp`.
@@ -1487,10 +1618,12 @@ pub mod norm {
         pub epsilon: f32,
         /// `uint` in the shader.
         pub plane_words: u32,
+        /// Read by the shader.
+        pub partial_weights: gpu::Address,
     }
 
     impl gpu::PushConstants for Push {
-        const SIZE: u32 = 84;
+        const SIZE: u32 = 96;
 
         fn encode(&self, writer: &mut gpu::PushWriter) {
             writer.buffer(0, &self.x, gpu::Access::Read);
@@ -1505,6 +1638,7 @@ pub mod norm {
             writer.word(72, self.n);
             writer.word(76, self.epsilon.to_bits());
             writer.word(80, self.plane_words);
+            writer.buffer(88, &self.partial_weights, gpu::Access::Read);
         }
     }
 
@@ -1523,11 +1657,21 @@ pub mod norm {
         pub gather: bool,
         /// `PARTIALS`: `uint`, constant 5.
         pub partials: u32,
+        /// `WEIGHTED`: `bool`, constant 6.
+        pub weighted: bool,
     }
 
     impl Default for Constants {
         fn default() -> Self {
-            Self { threads: 256, post_norm: false, residual: false, output: 0, gather: false, partials: 1 }
+            Self {
+                threads: 256,
+                post_norm: false,
+                residual: false,
+                output: 0,
+                gather: false,
+                partials: 1,
+                weighted: false,
+            }
         }
     }
 
@@ -1540,6 +1684,7 @@ pub mod norm {
                 self.output,
                 u32::from(self.gather),
                 self.partials,
+                u32::from(self.weighted),
             ]
         }
     }
@@ -1548,8 +1693,8 @@ pub mod norm {
     pub static T0: gpu::Shader = gpu::Shader {
         name: "norm.t0",
         spirv: include_bytes!("norm.t0.spv"),
-        push_size: 84,
-        constant_ids: &[0, 1, 2, 3, 4, 5],
+        push_size: 96,
+        constant_ids: &[0, 1, 2, 3, 4, 5, 6],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 
@@ -1557,8 +1702,8 @@ pub mod norm {
     pub static T1: gpu::Shader = gpu::Shader {
         name: "norm.t1",
         spirv: include_bytes!("norm.t1.spv"),
-        push_size: 84,
-        constant_ids: &[0, 1, 2, 3, 4, 5],
+        push_size: 96,
+        constant_ids: &[0, 1, 2, 3, 4, 5, 6],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 
@@ -1595,10 +1740,12 @@ pub mod norm_registers {
         pub epsilon: f32,
         /// `uint` in the shader.
         pub plane_words: u32,
+        /// Read by the shader.
+        pub partial_weights: gpu::Address,
     }
 
     impl gpu::PushConstants for Push {
-        const SIZE: u32 = 84;
+        const SIZE: u32 = 96;
 
         fn encode(&self, writer: &mut gpu::PushWriter) {
             writer.buffer(0, &self.x, gpu::Access::Read);
@@ -1613,6 +1760,7 @@ pub mod norm_registers {
             writer.word(72, self.n);
             writer.word(76, self.epsilon.to_bits());
             writer.word(80, self.plane_words);
+            writer.buffer(88, &self.partial_weights, gpu::Access::Read);
         }
     }
 
@@ -1633,6 +1781,8 @@ pub mod norm_registers {
         pub vec4s_per_thread: u32,
         /// `PARTIALS`: `uint`, constant 6.
         pub partials: u32,
+        /// `WEIGHTED`: `bool`, constant 7.
+        pub weighted: bool,
     }
 
     impl Default for Constants {
@@ -1645,6 +1795,7 @@ pub mod norm_registers {
                 gather: false,
                 vec4s_per_thread: 1,
                 partials: 1,
+                weighted: false,
             }
         }
     }
@@ -1659,6 +1810,7 @@ pub mod norm_registers {
                 u32::from(self.gather),
                 self.vec4s_per_thread,
                 self.partials,
+                u32::from(self.weighted),
             ]
         }
     }
@@ -1667,8 +1819,8 @@ pub mod norm_registers {
     pub static T0: gpu::Shader = gpu::Shader {
         name: "norm_registers.t0",
         spirv: include_bytes!("norm_registers.t0.spv"),
-        push_size: 84,
-        constant_ids: &[0, 1, 2, 3, 4, 5, 6],
+        push_size: 96,
+        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 
@@ -1676,8 +1828,8 @@ pub mod norm_registers {
     pub static T1: gpu::Shader = gpu::Shader {
         name: "norm_registers.t1",
         spirv: include_bytes!("norm_registers.t1.spv"),
-        push_size: 84,
-        constant_ids: &[0, 1, 2, 3, 4, 5, 6],
+        push_size: 96,
+        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 
@@ -2136,6 +2288,96 @@ pub mod rope {
 
     /// All tiers of `rope.comp`, lowest first.
     pub static TIERS: &[(u32, &gpu::Shader)] = &[(0, &T0), (1, &T1)];
+}
+
+/// Generated from `src/experts/router/router.comp`.
+pub mod router {
+    /// Push constants of `router.comp`.
+    #[derive(Clone, Debug)]
+    pub struct Push {
+        /// Read by the shader.
+        pub x: gpu::Address,
+        /// Read by the shader.
+        pub w: gpu::Address,
+        /// Read by the shader.
+        pub active_rows: gpu::Address,
+        /// Read and written by the shader.
+        pub scores: gpu::Address,
+        /// Read and written by the shader.
+        pub counters: gpu::Address,
+        /// Written by the shader.
+        pub chosen: gpu::Address,
+        /// Written by the shader.
+        pub weights: gpu::Address,
+        /// `uint` in the shader.
+        pub k: u32,
+        /// `uint` in the shader.
+        pub rows: u32,
+        /// `uint` in the shader.
+        pub experts: u32,
+        /// `uint` in the shader.
+        pub per_token: u32,
+        /// `float` in the shader.
+        pub epsilon: f32,
+    }
+
+    impl gpu::PushConstants for Push {
+        const SIZE: u32 = 76;
+
+        fn encode(&self, writer: &mut gpu::PushWriter) {
+            writer.buffer(0, &self.x, gpu::Access::Read);
+            writer.buffer(8, &self.w, gpu::Access::Read);
+            writer.buffer(16, &self.active_rows, gpu::Access::Read);
+            writer.buffer(24, &self.scores, gpu::Access::ReadWrite);
+            writer.buffer(32, &self.counters, gpu::Access::ReadWrite);
+            writer.buffer(40, &self.chosen, gpu::Access::Write);
+            writer.buffer(48, &self.weights, gpu::Access::Write);
+            writer.word(56, self.k);
+            writer.word(60, self.rows);
+            writer.word(64, self.experts);
+            writer.word(68, self.per_token);
+            writer.word(72, self.epsilon.to_bits());
+        }
+    }
+
+    /// Specialisation constants of `router.comp`.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub struct Constants {
+        /// `THREADS`: `uint`, constant 0.
+        pub threads: u32,
+        /// `EXPERT_TILE`: `uint`, constant 1.
+        pub expert_tile: u32,
+        /// `ROWS`: `uint`, constant 2.
+        pub rows: u32,
+        /// `MAX_EXPERTS`: `uint`, constant 3.
+        pub max_experts: u32,
+        /// `RENORMALIZE`: `bool`, constant 4.
+        pub renormalize: bool,
+    }
+
+    impl Default for Constants {
+        fn default() -> Self {
+            Self { threads: 256, expert_tile: 4, rows: 1, max_experts: 512, renormalize: true }
+        }
+    }
+
+    impl gpu::SpecConstants for Constants {
+        fn values(&self) -> Vec<u32> {
+            vec![self.threads, self.expert_tile, self.rows, self.max_experts, u32::from(self.renormalize)]
+        }
+    }
+
+    /// `router.comp` at tier T0.
+    pub static T0: gpu::Shader = gpu::Shader {
+        name: "router.t0",
+        spirv: include_bytes!("router.t0.spv"),
+        push_size: 76,
+        constant_ids: &[0, 1, 2, 3, 4],
+        local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
+    };
+
+    /// All tiers of `router.comp`, lowest first.
+    pub static TIERS: &[(u32, &gpu::Shader)] = &[(0, &T0)];
 }
 
 /// Generated from `src/sample/sample_blocks.comp`.

@@ -62,6 +62,7 @@ pub mod attention;
 pub mod bench;
 mod case;
 pub mod embed;
+pub mod experts;
 pub mod matmul;
 mod matrix;
 pub mod norm;
@@ -88,6 +89,8 @@ pub static ALL: &[&Kernel] = &[
     &attention::paged::KERNEL,
     &attention::rope::KERNEL,
     &embed::KERNEL,
+    &experts::group::KERNEL,
+    &experts::router::KERNEL,
     &matmul::coopmat::KERNEL,
     &matmul::gated::KERNEL,
     &matmul::gemm::KERNEL,

@@ -23,7 +23,8 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
         for (post_norm, residual) in [(false, false), (false, true), (true, true), (true, false)] {
             let mut push = |output, gather, partials, sizes: &[(usize, usize)]| {
                 for (rows, n) in sizes.iter().copied() {
-                    let fusion = Fusion { post_norm, residual, output, gather, partials };
+                    let weighted = partials == 8;
+                    let fusion = Fusion { post_norm, residual, output, gather, partials, weighted };
                     let min_plan = policy::in_registers_with(caps, n, fusion, tier, 1);
                     let in_registers =
                         policy::in_registers(caps, n, fusion, tier).filter(|plan| Some(*plan) != min_plan);
@@ -42,6 +43,11 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
                     push(Activations::F32, true, 1, &[(3, 576)]);
                     push(Activations::Int16, true, 1, &[(3, 576)]);
                     push(Activations::F16, true, 2, &[(3, 576)]);
+                    // The outputs of eight experts.
+                    for output in [Activations::F32, Activations::Int16, Activations::F16] {
+                        push(output, false, 8, &[(3, 576)]);
+                        push(output, true, 8, &[(3, 576)]);
+                    }
                 }
                 continue;
             }
@@ -68,7 +74,11 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
 fn case(plan: Plan, fusion: Fusion, rows: usize, n: usize) -> Case {
     let name = format!(
         "{rows} × {n}{}{}{}, to {}{}{}",
-        if fusion.partials > 1 { format!(" of {} partials", fusion.partials) } else { String::new() },
+        match (fusion.partials, fusion.weighted) {
+            (1, _) => String::new(),
+            (partials, false) => format!(" of {partials} partials"),
+            (partials, true) => format!(" of {partials} weighted partials"),
+        },
         if fusion.post_norm { ", post-norm" } else { "" },
         if fusion.residual { ", residual" } else { "" },
         fusion.output,
@@ -99,6 +109,12 @@ fn run(device: &Device, plan: Plan, fusion: Fusion, rows: usize, n: usize) -> Re
         .flat_map(|row| partials.iter().flat_map(move |partial| &partial[row * n..][..n]))
         .copied()
         .collect();
+    // Powers of two, so that dividing by them is exact.
+    let partial_weights: Vec<f32> = (0..partials.len() / n).map(|i| [0.5, 2.0, 0.25][i % 3]).collect();
+    let partials: Vec<f32> = match fusion.weighted {
+        true => partials.iter().enumerate().map(|(i, value)| value / partial_weights[i / n]).collect(),
+        false => partials,
+    };
     let list: Vec<u32> = (0..rows as u32).rev().chain([0]).collect();
     let (mut weight, post_weight) = (floats(n, 2.0), floats(n, 2.0));
     // A weight that takes a value out of the range of f16, and a NaN: neither may affect other groups.
@@ -116,6 +132,7 @@ fn run(device: &Device, plan: Plan, fusion: Fusion, rows: usize, n: usize) -> Re
 
     let mut arena = arena(device);
     let x = arena.buffer_from("x", &partials)?;
+    let partial_weights = arena.buffer_from("weights of partial sums", &partial_weights)?;
     let active = arena.buffer_from("active", &[rows as u32])?;
     let list = arena.buffer_from("rows", &list)?;
     let residual = arena.buffer_from("residual", &before)?;
@@ -126,6 +143,7 @@ fn run(device: &Device, plan: Plan, fusion: Fusion, rows: usize, n: usize) -> Re
     let mut recorder = device.recorder()?;
     let operands = Operands {
         x: x.view(),
+        partial_weights: fusion.weighted.then(|| partial_weights.view()),
         post_weight: fusion.post_norm.then(|| post_weight.view()),
         residual: fusion.residual.then(|| residual.view()),
         weight: weight.view(),

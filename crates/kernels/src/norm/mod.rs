@@ -42,6 +42,8 @@ pub struct Fusion {
     pub gather: bool,
     /// Split-K partial sums of the input, at least 1.
     pub partials: u32,
+    /// Each partial sum has a weight: they are the outputs of a row's experts.
+    pub weighted: bool,
 }
 
 /// The kernel for one row length.
@@ -57,6 +59,8 @@ pub struct Norm {
 pub struct Operands<'a> {
     /// Input rows, f32; partial sums of a row are consecutive.
     pub x: View,
+    /// f32 per partial sum of each row: their weights, if the fusion has them.
+    pub partial_weights: Option<View>,
     /// Weight of the norm before the add, if the fusion has one.
     pub post_weight: Option<View>,
     /// Residual rows, f32, read and written, if the fusion has them.
@@ -113,6 +117,16 @@ impl Norm {
                 "a list of rows must be given if and only if the fusion gathers, with one index per output row",
             );
         }
+        if operands.partial_weights.is_some() != self.fusion.weighted
+            || !as_long(
+                operands.partial_weights.as_ref(),
+                values / self.n as u64 * u64::from(self.fusion.partials),
+            )
+        {
+            return wrong(
+                "weights of partial sums must be given if and only if the fusion has them, one for each",
+            );
+        }
         if operands.active.len() < 4
             || operands.x.len() < values * u64::from(self.fusion.partials)
             || !as_long(operands.residual.as_ref(), values)
@@ -161,6 +175,7 @@ impl Norm {
                     n: self.n as u32,
                     epsilon: self.epsilon,
                     plane_words: (y.stride() * y.columns / 4) as u32,
+                    partial_weights: optional(&operands.partial_weights),
                 };
                 recorder.dispatch(name, &self.pipeline, [y.columns as u32, 1, 1], &push)
             }};
@@ -182,14 +197,18 @@ impl Fusion {
 }
 
 fn variant(fusion: Fusion, plan: Plan) -> Variant {
-    let Fusion { post_norm, residual, output, gather, partials } = fusion;
+    let Fusion { post_norm, residual, output, gather, partials, weighted } = fusion;
     let label = format!(
         "{}{}{}{}{} {} threads{}",
         if post_norm { "post-norm + " } else { "" },
         if residual { "residual + norm" } else { "norm" },
         if output == Activations::F32 { String::new() } else { format!(" → {output}") },
         if gather { ", gathered" } else { "" },
-        if partials > 1 { format!(", of {partials} partials") } else { String::new() },
+        match (partials, weighted) {
+            (1, false) => String::new(),
+            (_, true) => format!(", of {partials} weighted partials"),
+            (_, false) => format!(", of {partials} partials"),
+        },
         plan.threads,
         plan.vec4s_per_thread.map_or(String::new(), |vec4s| format!(" × {}", vec4s * 4)),
     );
@@ -203,9 +222,10 @@ fn variant(fusion: Fusion, plan: Plan) -> Variant {
             gather,
             vec4s_per_thread,
             partials,
+            weighted,
         };
         return Variant::new(label, norm_registers::TIERS, plan.tier, &constants, plan.subgroup);
     }
-    let constants = norm::Constants { threads, post_norm, residual, output, gather, partials };
+    let constants = norm::Constants { threads, post_norm, residual, output, gather, partials, weighted };
     Variant::new(label, norm::TIERS, plan.tier, &constants, plan.subgroup)
 }

@@ -20,6 +20,8 @@ layout(constant_id = 3) const uint OUTPUT = 0;
 layout(constant_id = 4) const bool GATHER = false;
 // Split-K partial sums of x, consecutive within a row.
 layout(constant_id = 5) const uint PARTIALS = 1;
+// Partial sums are multiplied by weights of their own: the outputs of a row's experts.
+layout(constant_id = 6) const bool WEIGHTED = false;
 
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Floats { float data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Active { uint rows; };
@@ -45,6 +47,8 @@ layout(push_constant, scalar) uniform Push {
     float epsilon;
     // Words of the plane of high bytes, after which the low bytes start.
     uint plane_words;
+    // Per row of x, the weights of its partial sums.
+    Floats partial_weights;
 } push;
 
 #include "reduce.glsl"
@@ -63,9 +67,10 @@ const uint THREAD_VALUES = QUANTIZE || F16 ? GROUP : 1;
 
 float x_at(uint from, uint i) {
     uint first = from * PARTIALS * push.n + i;
-    float value = push.x.data[first];
-    for (uint sum = 1; sum < PARTIALS; sum++) {
-        value += push.x.data[first + sum * push.n];
+    float value = 0.0;
+    for (uint sum = 0; sum < PARTIALS; sum++) {
+        float weight = WEIGHTED ? push.partial_weights.data[from * PARTIALS + sum] : 1.0;
+        value += push.x.data[first + sum * push.n] * weight;
     }
     return value;
 }

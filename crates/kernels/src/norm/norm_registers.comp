@@ -16,8 +16,11 @@ layout(constant_id = 4) const bool GATHER = false;
 layout(constant_id = 5) const uint VEC4S_PER_THREAD = 1;
 // Split-K partial sums of x, consecutive within a row.
 layout(constant_id = 6) const uint PARTIALS = 1;
+// Partial sums are multiplied by weights of their own: the outputs of a row's experts.
+layout(constant_id = 7) const bool WEIGHTED = false;
 
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Floats4 { vec4 data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Floats { float data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Active { uint rows; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Rows { uint data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 16) buffer Residual4 { vec4 data[]; };
@@ -42,6 +45,8 @@ layout(push_constant, scalar) uniform Push {
     float epsilon;
     // Words of the plane of high bytes, after which the low bytes start.
     uint plane_words;
+    // Per row of x, the weights of its partial sums.
+    Floats partial_weights;
 } push;
 
 #include "int16.glsl"
@@ -163,9 +168,10 @@ void main() {
     [[unroll]] for (uint j = 0; j < VEC4S_PER_THREAD; j++) {
         uint vec4_index = min(thread + j * THREADS, vec4s - 1);
         uint first = from * PARTIALS * vec4s + vec4_index;
-        value[j] = push.x.data[first];
-        [[unroll]] for (uint sum = 1; sum < PARTIALS; sum++) {
-            value[j] += push.x.data[first + sum * vec4s];
+        value[j] = vec4(0.0);
+        [[unroll]] for (uint sum = 0; sum < PARTIALS; sum++) {
+            float weight = WEIGHTED ? push.partial_weights.data[from * PARTIALS + sum] : 1.0;
+            value[j] += push.x.data[first + sum * vec4s] * weight;
         }
         uint i = from * vec4s + vec4_index;
         if (RESIDUAL) {

@@ -3,8 +3,14 @@ use gpu::{Subgroup, Tier, View, known};
 use super::{Fusion, Norm, Operands, policy};
 use crate::{Activations, Vectors, case::arena};
 
-const PLAIN: Fusion =
-    Fusion { post_norm: false, residual: false, output: Activations::F32, gather: false, partials: 1 };
+const PLAIN: Fusion = Fusion {
+    post_norm: false,
+    residual: false,
+    output: Activations::F32,
+    gather: false,
+    partials: 1,
+    weighted: false,
+};
 
 #[test]
 fn all_cases_on_the_cpu_driver() {
@@ -79,7 +85,7 @@ fn invalid_operands_are_rejected() {
     let mut recorder = device.recorder().unwrap();
     let mut record = |x: View, weight: View, y: &Vectors| {
         let (post_weight, residual, rows) = (None, None, None);
-        let operands = Operands { x, post_weight, residual, weight, active: active.clone(), rows, y };
+        let operands = Operands { x, partial_weights: None, post_weight, residual, weight, active: active.clone(), rows, y };
         kernel.record(&mut recorder, "norm", &operands)
     };
     let shifted = |view: &View| view.slice(4..view.len() - 12).unwrap();

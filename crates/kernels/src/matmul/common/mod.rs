@@ -1,12 +1,55 @@
 //! Shared by all matrix products: the output target, and the epilogue applied to it.
 
+pub(crate) mod expert_trial;
 pub mod reference;
 pub(crate) mod trial;
 
 use gpu::{Error, Result, View};
 use tensor::{Layout, QUAD, STRIP};
 
-use crate::{Activations, HALF_GROUP, MatrixBlock, VectorData, Vectors};
+use crate::{
+    Activations, HALF_GROUP, Matrix, MatrixBlock, VectorData, Vectors,
+    experts::{ExpertColumns, Groups},
+};
+
+/// A product over experts whose columns are grouped, already checked.
+#[derive(Clone, Copy)]
+pub(crate) struct ExpertProduct<'a> {
+    /// The memory of all experts.
+    pub block: &'a MatrixBlock,
+    /// Rows per expert.
+    pub rows: usize,
+    pub x: &'a Vectors,
+    pub target: &'a Target,
+    pub groups: &'a Groups,
+}
+
+/// Checks the operands of a product over experts: `weights` is the layout of one. Returns the memory of all, which must be
+/// in one block, and the number of pairs.
+pub(crate) fn check_experts<'a>(
+    what: &str,
+    experts: ExpertColumns,
+    weights: &Layout,
+    w: &'a Matrix,
+    x: &Vectors,
+) -> Result<(&'a MatrixBlock, usize)> {
+    let wrong = |reason: String| Err(Error::InvalidUse { what: what.to_string(), reason });
+    let all = Layout { rows: weights.rows * experts.count, ..*weights };
+    if w.layout() != all || !weights.rows.is_multiple_of(STRIP) {
+        return wrong(format!(
+            "the weights are {:?}, but {} experts of {weights:?} are needed, each of whole strips",
+            w.layout(),
+            experts.count
+        ));
+    }
+    if x.k != weights.k {
+        return wrong(format!("x has columns of {} values instead of {}", x.k, weights.k));
+    }
+    match w.blocks() {
+        [block] => Ok((block, x.columns * experts.per_x)),
+        _ => wrong("the experts of a layer exceed the device's maximum allocation".into()),
+    }
+}
 
 /// The operation fused after a product.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]

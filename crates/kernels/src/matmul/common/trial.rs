@@ -180,7 +180,7 @@ impl Trial {
 }
 
 /// Relative error of a weight as f16: half a ULP, or less, plus that of its minimum.
-const F16_ERROR: f64 = 1.0 / 1024.0;
+pub(crate) const F16_ERROR: f64 = 1.0 / 1024.0;
 
 /// An int16 output, fully poisoned.
 struct Int16Output<'a> {
@@ -294,7 +294,11 @@ pub(crate) fn fill(matrix: &mut Matrix, random: &mut Random) -> Result<reference
 }
 
 /// Random activations on the device, and the values that they represent.
-fn activations(arena: &mut Arena, random: &mut Random, trial: &Trial) -> Result<(Vectors, Vec<Vec<f64>>)> {
+pub(crate) fn activations(
+    arena: &mut Arena,
+    random: &mut Random,
+    trial: &Trial,
+) -> Result<(Vectors, Vec<Vec<f64>>)> {
     let (k, columns) = (trial.weights.k, trial.columns);
     if trial.activations == Activations::F32 {
         let x: Vec<Vec<f32>> =

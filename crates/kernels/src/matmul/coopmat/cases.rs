@@ -11,7 +11,10 @@ use super::{
 use crate::{
     Activations, Epilogue, Matrix, Target, Vectors,
     case::{Case, Comparison, Random, TIMEOUT, arena},
-    matmul::common::trial::{Trial, fill},
+    matmul::common::{
+        expert_trial::{ExpertTrial, ExpertTrialOperands},
+        trial::{Trial, fill},
+    },
     vectors::VectorData,
 };
 
@@ -65,6 +68,18 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
         }
     }
     if policy::is_supported(caps) {
+        // As many columns per expert as have tiles of their own.
+        for (scheme, x_columns) in
+            Scheme::ALL.into_iter().flat_map(|scheme| [1, 10, 30, 60, 200].map(|columns| (scheme, columns)))
+        {
+            for trial in ExpertTrial::list(scheme, Activations::F16, x_columns) {
+                list.push(Case::new(trial.name(), Tier::T2, move |device| {
+                    let fragments = super::fragments(device)?;
+                    let plan = policy::expert_plan(device.caps(), fragments, &expert_shape(&trial));
+                    run_experts(device, trial, plan.expect("cooperative matrices are supported"))
+                }));
+            }
+        }
         for epilogue in [Epilogue::None, Epilogue::Geglu] {
             let name = format!("288 × 1440 int8, {epilogue}: a column has the same bits in any batch");
             list.push(Case::new(name, Tier::T2, move |device| same_bits(device, epilogue)));
@@ -164,6 +179,22 @@ pub(super) fn run(device: &Device, trial: Trial, plan: Plan, caps: &Caps) -> Res
     trial.run(device, caps, |recorder, w, x, target, active| {
         let scratch = scratch.as_ref().map(gpu::Buffer::view);
         kernel.record(recorder, "coopmat", &Operands { w, x, target, active: active.clone(), scratch })
+    })
+}
+
+/// An expert's product, with about as many columns as an expert has.
+pub(super) fn expert_shape(trial: &ExpertTrial) -> Shape {
+    let ExpertTrial { weights, epilogue, output, experts, x_columns, .. } = *trial;
+    let columns = (x_columns * experts.per_x).div_ceil(experts.count);
+    Shape { weights, columns, epilogue, output, split_k: SplitK::Reduced }
+}
+
+/// Runs a product over experts with one plan.
+pub(super) fn run_experts(device: &Device, trial: ExpertTrial, plan: Plan) -> Result<Comparison> {
+    let kernel = Coopmat::for_experts(device, expert_shape(&trial), plan, trial.experts)?;
+    trial.run(device, plan.tile.columns as usize, |recorder, operands| {
+        let ExpertTrialOperands { w, x, target, groups, .. } = operands;
+        kernel.record_experts(recorder, "coopmat", w, x, target, groups)
     })
 }
 

@@ -167,17 +167,17 @@ void multiply(uint stage, uint k_step) {
 
 void main() {
     Tile tile = workgroup_tile();
-    if (tile.first_column >= tile.columns) {
+    if (is_unused(tile)) {
         return;
     }
     uint strips = (push.rows + STRIP - 1) / STRIP;
     uint quads = (push.k + QUAD - 1) / QUAD;
     [[unroll]] for (uint i = 0; i < ROW_TILES; i++) {
-        quad_base[i] = min((tile.first_row + subgroup_row()) / STRIP + i, strips - 1) * quads;
+        uint strip = min((tile.first_row + subgroup_row()) / STRIP + i, strips - 1);
+        quad_base[i] = (tile.expert * strips + strip) * quads;
     }
     [[unroll]] for (uint i = 0; i < X_LOADS; i++) {
-        // Columns past the last repeat it; their results are discarded.
-        uint column = min(tile.first_column + column_of(i), push.columns - 1);
+        uint column = x_column_of(tile, column_of(i));
         uint k_step = min(x_tile_of(i) / (COLUMNS / 8), STAGE_K_STEPS - 1);
         x_base[i] = column * quads * (QUAD / 8) + k_step * 4 + gl_SubgroupInvocationID % 4;
     }

@@ -161,7 +161,7 @@ void multiply(uint stage) {
 
 void main() {
     Tile tile = workgroup_tile();
-    if (tile.first_column >= tile.columns) {
+    if (is_unused(tile)) {
         return;
     }
     uint thread = thread_index();
@@ -170,11 +170,12 @@ void main() {
     strip_row = thread % STRIP;
     half_index = thread / STRIP % 2;
     [[unroll]] for (uint i = 0; i < HALVES; i++) {
-        quad_base[i] = min(tile.first_row / STRIP + (thread + i * THREADS) / 32, strips - 1) * quads;
+        uint strip = min(tile.first_row / STRIP + (thread + i * THREADS) / 32, strips - 1);
+        quad_base[i] = (tile.expert * strips + strip) * quads;
     }
     [[unroll]] for (uint i = 0; i < X_LOADS; i++) {
-        // Columns past the last repeat it; their results are discarded.
-        uint column = min(tile.first_column + column_of(thread, i), push.columns - 1);
+        // Columns past the tile's are not stored.
+        uint column = x_column_of(tile, X_LOADS_EVEN ? column_of(thread, i) : min(column_of(thread, i), COLUMNS - 1));
         x_base[i] = column * quads * (QUAD / 8) + x_word_of(thread);
     }
     clear_accumulators();

@@ -131,7 +131,10 @@ void finish(Tile tile) {
                     }
                     bool is_inside = 2 * COOPMAT_COLUMNS >= LANES || half_column < 2 * COOPMAT_COLUMNS;
                     if (is_inside && column < tile.columns && (row + four * 4) * PAIR < push.rows) {
-                        write(split_first, column, row + four * 4, values);
+                        uint y_column = PAIRS_PER_X > 0 ? push.group_pairs.data[column] : column;
+                        if (PAIRS_PER_X == 0 || y_column != NO_EXPERT) {
+                            write(split_first, y_column, row + four * 4, values);
+                        }
                     }
                 }
             }

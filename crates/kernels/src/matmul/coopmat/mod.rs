@@ -18,6 +18,8 @@ use tensor::Layout;
 use crate::{
     Activations, Epilogue, Kernel, Matrix, Target, Vectors,
     case::TIMEOUT,
+    experts::{ExpertColumns, Groups},
+    matmul::common::check_experts,
     shaders::{coopmat_direct, coopmat_fragments, coopmat_staged},
     variant::Variant,
     vectors::VectorData,
@@ -36,6 +38,7 @@ pub static KERNEL: Kernel = Kernel {
 pub struct Coopmat {
     shape: Shape,
     plan: Plan,
+    experts: Option<ExpertColumns>,
     pipeline: Pipeline,
 }
 
@@ -99,6 +102,20 @@ pub const COUNTER_BYTES: u64 = policy::MAX_SPLIT_TILES as u64 * 4;
 impl Coopmat {
     /// Compiles the variant of a plan from [`policy::plan`].
     pub fn with_plan(device: &Device, shape: Shape, plan: Plan) -> Result<Self> {
+        Self::create(device, shape, plan, None)
+    }
+
+    /// For a product over experts, with columns in groups as wide as the tile, with a plan from
+    /// [`policy::expert_plan`].
+    pub fn for_experts(device: &Device, shape: Shape, plan: Plan, experts: ExpertColumns) -> Result<Self> {
+        if plan.splits != 1 {
+            let reason = format!("split-K by {}: products over experts are not split", plan.splits);
+            return Err(Error::InvalidUse { what: "coopmat".into(), reason });
+        }
+        Self::create(device, shape, plan, Some(experts))
+    }
+
+    fn create(device: &Device, shape: Shape, plan: Plan, experts: Option<ExpertColumns>) -> Result<Self> {
         shape.epilogue.check("coopmat", &shape.weights)?;
         let tiles = plan.tile.count(shape.weights.rows, shape.columns).saturating_sub(plan.unsplit);
         if plan.splits > 1 && shape.split_k == SplitK::Reduced && tiles > policy::MAX_SPLIT_TILES {
@@ -106,7 +123,7 @@ impl Coopmat {
             let reason = format!("{tiles} tiles in {} splits: at most {max} tiles can be split", plan.splits);
             return Err(Error::InvalidUse { what: "coopmat".into(), reason });
         }
-        Ok(Self { shape, plan, pipeline: variant(&shape, &plan).pipeline(device)? })
+        Ok(Self { shape, plan, experts, pipeline: variant(&shape, &plan, experts).pipeline(device)? })
     }
 
     /// Scratch bytes; 0 where K is not split.
@@ -119,6 +136,9 @@ impl Coopmat {
         let Shape { weights, columns, epilogue, output, split_k } = self.shape;
         let Operands { w, x, target, active, scratch } = operands;
         let wrong = |reason: String| Err(Error::InvalidUse { what: name.to_string(), reason });
+        if self.experts.is_some() {
+            return wrong("the kernel was created for a product over experts".into());
+        }
         if w.layout() != weights {
             return wrong(format!(
                 "the weights are {:?}, but the kernel was created for {weights:?}",
@@ -169,35 +189,117 @@ impl Coopmat {
             let tiles = self.plan.tile.count(block.layout.rows, columns);
             let unsplit = self.plan.unsplit.min(tiles);
             let groups = unsplit + (tiles - unsplit) * self.plan.splits;
-            // The push constants of the two shaders differ only in their type names.
-            macro_rules! dispatch {
-                ($shader:ident) => {{
-                    let push = $shader::Push {
-                        values: (&block.values).into(),
-                        scales: block.scales.as_ref().map_or(Address::NONE, Address::from),
-                        x: values.into(),
-                        active_rows: active.clone().into(),
-                        y: y.into(),
-                        partials: partials.clone(),
-                        counters: counters.clone(),
-                        rows: block.layout.rows as u32,
-                        k: weights.k as u32,
-                        columns: columns as u32,
-                        y_first,
-                        y_stride: stride as u32,
-                        y_partial_stride: target.stride as u32,
-                        unsplit,
-                    };
-                    recorder.dispatch(name, &self.pipeline, [groups, 1, 1], &push)?
-                }};
-            }
-            if self.plan.direct { dispatch!(coopmat_direct) } else { dispatch!(coopmat_staged) }
+            self.dispatch(
+                recorder,
+                name,
+                groups,
+                coopmat_staged::Push {
+                    values: (&block.values).into(),
+                    scales: block.scales.as_ref().map_or(Address::NONE, Address::from),
+                    x: values.into(),
+                    active_rows: active.clone().into(),
+                    y: y.into(),
+                    partials: partials.clone(),
+                    counters: counters.clone(),
+                    rows: block.layout.rows as u32,
+                    k: weights.k as u32,
+                    columns: columns as u32,
+                    y_first,
+                    y_stride: stride as u32,
+                    y_partial_stride: target.stride as u32,
+                    unsplit,
+                    group_experts: Address::NONE,
+                    group_pairs: Address::NONE,
+                },
+            )?;
         }
         Ok(())
     }
+
+    /// Records the products of pairs with their experts. Pair p is column p of the target.
+    pub fn record_experts(
+        &self,
+        recorder: &mut Recorder,
+        name: &str,
+        w: &Matrix,
+        x: &Vectors,
+        target: &Target,
+        groups: &Groups,
+    ) -> Result<()> {
+        let Shape { weights, epilogue, output, .. } = self.shape;
+        let wrong = |reason: &str| Err(Error::InvalidUse { what: name.to_string(), reason: reason.into() });
+        let Some(experts) = self.experts else {
+            return wrong("the kernel was not created for a product over experts");
+        };
+        let (block, pairs) = check_experts(name, experts, &weights, w, x)?;
+        let VectorData::F16(values) = &x.data else { return wrong("x must be f16") };
+        if groups.width != self.plan.tile.columns as usize {
+            return wrong("groups have another width than the kernel was created for");
+        }
+        target.check(name, output, epilogue.outputs(weights.rows), pairs)?;
+        if !target.first.is_multiple_of(4) || !target.stride.is_multiple_of(4) {
+            return wrong("the start and the stride of the output must be multiples of 4");
+        }
+        let tiles = self.plan.tile.count(weights.rows, groups.count * groups.width);
+        self.dispatch(
+            recorder,
+            name,
+            tiles,
+            coopmat_staged::Push {
+                values: (&block.values).into(),
+                scales: block.scales.as_ref().map_or(Address::NONE, Address::from),
+                x: values.into(),
+                active_rows: Address::NONE,
+                y: target.y.clone().into(),
+                partials: Address::NONE,
+                counters: Address::NONE,
+                rows: weights.rows as u32,
+                k: weights.k as u32,
+                columns: (groups.count * groups.width) as u32,
+                y_first: target.first as u32,
+                y_stride: target.stride as u32,
+                y_partial_stride: target.stride as u32,
+                unsplit: 0,
+                group_experts: groups.experts.clone().into(),
+                group_pairs: groups.pairs.clone().into(),
+            },
+        )
+    }
+
+    /// The push constants of the two shaders differ only in their type names.
+    fn dispatch(
+        &self,
+        recorder: &mut Recorder,
+        name: &str,
+        groups: u32,
+        push: coopmat_staged::Push,
+    ) -> Result<()> {
+        if !self.plan.direct {
+            return recorder.dispatch(name, &self.pipeline, [groups, 1, 1], &push);
+        }
+        let push = coopmat_direct::Push {
+            values: push.values,
+            scales: push.scales,
+            x: push.x,
+            active_rows: push.active_rows,
+            y: push.y,
+            partials: push.partials,
+            counters: push.counters,
+            rows: push.rows,
+            k: push.k,
+            columns: push.columns,
+            y_first: push.y_first,
+            y_stride: push.y_stride,
+            y_partial_stride: push.y_partial_stride,
+            unsplit: push.unsplit,
+            group_experts: push.group_experts,
+            group_pairs: push.group_pairs,
+        };
+        recorder.dispatch(name, &self.pipeline, [groups, 1, 1], &push)
+    }
 }
 
-fn variant(shape: &Shape, plan: &Plan) -> Variant {
+fn variant(shape: &Shape, plan: &Plan, experts: Option<ExpertColumns>) -> Variant {
     let Shape { weights: Layout { scheme, .. }, epilogue, output, split_k, .. } = *shape;
     let Plan { tile, direct, prefetch_depth, splits, .. } = *plan;
     let mut label = format!(
@@ -212,6 +314,9 @@ fn variant(shape: &Shape, plan: &Plan) -> Variant {
     }
     if output == Activations::F16 {
         label += ", to f16";
+    }
+    if let Some(experts) = experts {
+        label += &format!(", experts, {} per x", experts.per_x);
     }
     macro_rules! variant {
         ($shader:ident) => {{
@@ -229,6 +334,7 @@ fn variant(shape: &Shape, plan: &Plan) -> Variant {
                 lanes: tile.lanes,
                 partial_output: split_k == SplitK::Partial,
                 coopmat_columns: tile.coopmat_columns(),
+                pairs_per_x: experts.map_or(0, |experts| experts.per_x as u32),
             };
             Variant::new(label, $shader::TIERS, plan.tier, &constants, plan.subgroup())
         }};

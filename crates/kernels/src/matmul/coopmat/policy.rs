@@ -4,7 +4,11 @@ use gpu::{Caps, Element, MatrixShape, Subgroup, Tier};
 use tensor::{Layout, Scheme};
 
 use super::{COUNTER_BYTES, variant};
-use crate::{Activations, Epilogue, variant::Variant};
+use crate::{
+    Activations, Epilogue,
+    experts::{ExpertColumns, LISTED_EXPERTS},
+    variant::Variant,
+};
 
 /// The product to compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -207,6 +211,13 @@ pub fn reproducible(caps: &Caps, fragments: Fragments, shape: &Shape) -> Option<
         unsplit: 0,
         ..preferred
     })
+}
+
+/// The plan for a product over experts, not split: `shape` is that of one expert, with about as many columns as an expert
+/// has.
+pub fn expert_plan(caps: &Caps, fragments: Fragments, shape: &Shape) -> Option<Plan> {
+    let plan = plan(caps, fragments, &Shape { split_k: SplitK::Reduced, ..*shape })?;
+    Some(Plan { splits: 1, unsplit: 0, ..plan })
 }
 
 /// Whether cooperative matrices can be emulated on a device.
@@ -516,11 +527,36 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
                 let common = matches!(scheme, Scheme::Int8 | Scheme::Int4);
                 for fragments in likely_fragments(caps).into_iter().take(if common { 2 } else { 1 }) {
                     let Some(plan) = plan(caps, fragments, &shape) else { continue };
-                    let new = variant(&shape, &plan);
+                    let new = variant(&shape, &plan, None);
                     if !list.iter().any(|known| known.shader.name == new.shader.name && known.same_code(&new))
                     {
                         list.push(new);
                     }
+                }
+            }
+        }
+    }
+    list.extend(expert_variants(caps));
+    list
+}
+
+/// The same for products over experts.
+fn expert_variants(caps: &Caps) -> Vec<Variant> {
+    let mut list: Vec<Variant> = Vec::new();
+    for (rows, k, per_x, gated) in LISTED_EXPERTS {
+        for (scheme, columns) in [Scheme::Int8, Scheme::Int4]
+            .into_iter()
+            .flat_map(|scheme| [2, 16, 32, 128].map(|columns| (scheme, columns)))
+        {
+            let (epilogue, output) =
+                if gated { (Epilogue::Swiglu, Activations::F16) } else { (Epilogue::None, Activations::F32) };
+            let weights = Layout { scheme, rows, k };
+            let shape = Shape { weights, columns, epilogue, output, split_k: SplitK::Reduced };
+            for fragments in likely_fragments(caps) {
+                let Some(plan) = expert_plan(caps, fragments, &shape) else { continue };
+                let new = variant(&shape, &plan, Some(ExpertColumns { count: 128, per_x }));
+                if !list.iter().any(|known| known.shader.name == new.shader.name && known.same_code(&new)) {
+                    list.push(new);
                 }
             }
         }

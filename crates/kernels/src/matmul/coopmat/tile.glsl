@@ -25,14 +25,19 @@ layout(constant_id = 10) const uint LANES = 32;
 layout(constant_id = 11) const bool PARTIAL_OUTPUT = false;
 // Columns per cooperative matrix: 16, or 8 where a subgroup's columns are not a multiple of 16.
 layout(constant_id = 12) const uint COOPMAT_COLUMNS = 16;
+// Experts: a workgroup multiplies the columns of one group, COLUMNS of them. As many pairs of a row and an expert share
+// a column of x. 0 where there are no experts.
+layout(constant_id = 13) const uint PAIRS_PER_X = 0;
 
 #include "weights.glsl"
 #include "gated.glsl"
 #include "f16.glsl"
+#include "experts.glsl"
 
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Words4 { uvec4 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer Words2 { uvec2 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Active { uint rows; };
+layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Words { uint data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 16) writeonly buffer Output4 { vec4 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 8) writeonly buffer Output2 { uvec2 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 16) coherent buffer Partials { vec4 data[]; };
@@ -51,6 +56,7 @@ layout(push_constant, scalar) uniform Push {
     Counters counters;
     uint rows;
     uint k;
+    // With experts, those of all groups.
     uint columns;
     // Start of this block of the matrix in y, and the column stride of y: multiples of 4.
     uint y_first;
@@ -60,6 +66,9 @@ layout(push_constant, scalar) uniform Push {
     // Number of leading tiles whose K is not split. The others are split, so that the device stays busy to
     // the end.
     uint unsplit;
+    // Per group its expert, and per column of a group its pair.
+    Words group_experts;
+    Words group_pairs;
 } push;
 
 // Rows of a cooperative matrix, and its size along K.
@@ -87,6 +96,7 @@ struct Tile {
     uint first_row;
     uint first_column;
     uint columns;
+    uint expert;
     uint first_quad;
     uint end_quad;
 };
@@ -94,7 +104,7 @@ struct Tile {
 // Tiles are ordered in bands of columns, and row by row within a band.
 Tile workgroup_tile() {
     Tile tile;
-    tile.columns = min(push.columns, push.active_rows.rows);
+    tile.columns = PAIRS_PER_X > 0 ? push.columns : min(push.columns, push.active_rows.rows);
     uint row_tiles = (push.rows + ROWS - 1) / ROWS;
     uint column_tiles = (push.columns + COLUMNS - 1) / COLUMNS;
     bool is_unsplit = SPLITS == 1 || gl_WorkGroupID.x < push.unsplit;
@@ -111,12 +121,30 @@ Tile workgroup_tile() {
     uint in_band = tile.index - band * BAND * row_tiles;
     tile.first_column = (band * BAND + in_band % width) * COLUMNS;
     tile.first_row = in_band / width * ROWS;
+    tile.expert = PAIRS_PER_X > 0 ? push.group_experts.data[tile.first_column / COLUMNS] : 0;
     // A split may be empty where the others are rounded up.
     uint quads = (push.k + QUAD - 1) / QUAD;
     uint quads_per_split = is_unsplit ? quads : (quads + SPLITS - 1) / SPLITS;
     tile.first_quad = tile.split * quads_per_split;
     tile.end_quad = min(tile.first_quad + quads_per_split, quads);
     return tile;
+}
+
+// Whether a tile has nothing to do.
+bool is_unused(Tile tile) {
+    return tile.first_column >= tile.columns || tile.expert == NO_EXPERT;
+}
+
+// The column of x that belongs to a column of a tile.
+uint x_column_of(Tile tile, uint column) {
+    column += tile.first_column;
+    if (PAIRS_PER_X > 0) {
+        // Unused columns repeat the first, which is never unused; their results are discarded.
+        uint pair = push.group_pairs.data[column];
+        return (pair == NO_EXPERT ? push.group_pairs.data[tile.first_column] : pair) / PAIRS_PER_X;
+    }
+    // Columns past the last repeat it; their results are discarded.
+    return min(column, push.columns - 1);
 }
 
 uint subgroup_row() {

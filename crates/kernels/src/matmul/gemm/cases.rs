@@ -7,7 +7,10 @@ use super::{Gemm, packed, policy, policy::Shape};
 use crate::{
     Activations, Epilogue,
     case::{Case, Comparison},
-    matmul::common::trial::Trial,
+    matmul::common::{
+        expert_trial::{ExpertTrial, ExpertTrialOperands},
+        trial::Trial,
+    },
 };
 
 /// Rows, K and columns: one row, group and column; a strip more than a tile and a column more than eight;
@@ -38,6 +41,10 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
                     Trial::plain(Layout { scheme, rows: 37, k: 64 }, if active == 5 { 40 } else { 9 });
                 list.push(case(tier, Trial { active, before: 5, after: 11, ..trial }));
             }
+            for x_columns in [1, 30] {
+                let trials = ExpertTrial::list(scheme, Activations::F32, x_columns);
+                list.extend(trials.map(|trial| expert_case(tier, trial)));
+            }
         }
     }
     if packed::is_supported(caps) {
@@ -45,6 +52,10 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
             Scheme::ALL.into_iter().filter(|scheme| packed::supports(*scheme)).flat_map(packed_trials)
         {
             list.push(case(Tier::T1, trial));
+        }
+        for scheme in Scheme::ALL.into_iter().filter(|scheme| packed::supports(*scheme)) {
+            let trials = ExpertTrial::list(scheme, Activations::Int16, 30);
+            list.extend(trials.map(|trial| expert_case(Tier::T1, trial)));
         }
         list.extend(every_tile(caps));
     }
@@ -99,6 +110,23 @@ fn every_tile(caps: &Caps) -> Vec<Case> {
 fn case(tier: Tier, trial: Trial) -> Case {
     Case::new(trial.name(), tier, move |device| {
         run(device, trial, policy::at_tier(device.caps(), &shape(&trial), tier), device.caps())
+    })
+}
+
+fn expert_case(tier: Tier, trial: ExpertTrial) -> Case {
+    Case::new(trial.name(), tier, move |device| {
+        let ExpertTrial { weights, activations, epilogue, output, experts, x_columns } = trial;
+        let columns = (x_columns * experts.per_x).div_ceil(experts.count);
+        let shape = Shape { weights, columns, activations, epilogue, output };
+        let plan = match tier {
+            Tier::T0 => policy::at_tier(device.caps(), &shape, tier),
+            _ => policy::expert_plan(device.caps(), &shape),
+        };
+        let kernel = Gemm::for_experts(device, shape, plan, experts)?;
+        trial.run(device, plan.columns(), |recorder, operands| {
+            let ExpertTrialOperands { w, x, target, groups, .. } = operands;
+            kernel.record_experts(recorder, "gemm", w, x, target, groups)
+        })
     })
 }
 

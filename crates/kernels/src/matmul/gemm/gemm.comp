@@ -12,9 +12,13 @@
 layout(local_size_x = 128) in;
 layout(constant_id = 0) const uint SCHEME = 0;
 layout(constant_id = 1) const uint EPILOGUE = 0;
+// Experts: a workgroup multiplies the columns of one group. As many pairs of a row and an expert share a column of x. 0
+// where there are no experts.
+layout(constant_id = 2) const uint PAIRS_PER_X = 0;
 
 #include "weights.glsl"
 #include "gated.glsl"
+#include "experts.glsl"
 
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Words4 { uvec4 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Words { uint data[]; };
@@ -34,6 +38,9 @@ layout(push_constant, scalar) uniform Push {
     // Start of this block of the matrix in y, and the column stride of y.
     uint y_first;
     uint y_stride;
+    // Per group its expert, and per column of a group its pair.
+    Words group_experts;
+    Words group_pairs;
 } push;
 
 const uint THREADS = 128;
@@ -64,7 +71,15 @@ float half_at(uint index) {
     return unpackHalf2x16(push.scales.data[index / 2])[index % 2];
 }
 
-Loaded load_group(uint strip, uint row, uint half_index, uint first_column, uint group) {
+// The columns of x that a thread loads.
+uint x_columns[2];
+
+// The pair of a column, or NO_EXPERT; without experts, the column.
+uint pair_of(uint column) {
+    return PAIRS_PER_X > 0 ? push.group_pairs.data[column] : column;
+}
+
+Loaded load_group(uint strip, uint row, uint half_index, uint group) {
     uint quads = (push.k + QUAD - 1) / QUAD;
     uint quad = strip * quads + group / 4;
     Loaded loaded;
@@ -87,9 +102,7 @@ Loaded load_group(uint strip, uint row, uint half_index, uint first_column, uint
     }
     [[unroll]] for (uint i = 0; i < 2; i++) {
         uint item = gl_LocalInvocationIndex + i * THREADS;
-        // Columns past the last repeat it; their results are discarded.
-        uint column = min(first_column + item / 8, push.columns - 1);
-        loaded.x[i] = push.x.data[(column * quads * QUAD + group * GROUP) / 4 + item % 8];
+        loaded.x[i] = push.x.data[(x_columns[i] * quads * QUAD + group * GROUP) / 4 + item % 8];
     }
     return loaded;
 }
@@ -111,10 +124,20 @@ vec4 four_weights(Loaded loaded, uint i, uint group) {
 }
 
 void main() {
-    uint columns = min(push.columns, push.active_rows.rows);
+    uint columns = PAIRS_PER_X > 0 ? 0 : min(push.columns, push.active_rows.rows);
     uint first_column = gl_WorkGroupID.y * COLUMNS;
-    if (first_column >= columns) {
+    uint expert = PAIRS_PER_X > 0 ? push.group_experts.data[gl_WorkGroupID.y] : 0;
+    if (first_column >= columns && PAIRS_PER_X == 0 || expert == NO_EXPERT) {
         return;
+    }
+    [[unroll]] for (uint i = 0; i < 2; i++) {
+        uint column = first_column + (gl_LocalInvocationIndex + i * THREADS) / 8;
+        // Columns past the last repeat it, and unused ones the first, which is never unused; their results are discarded.
+        x_columns[i] = min(column, push.columns - 1);
+        if (PAIRS_PER_X > 0) {
+            uint pair = pair_of(column);
+            x_columns[i] = (pair == NO_EXPERT ? pair_of(first_column) : pair) / PAIRS_PER_X;
+        }
     }
     uint thread = gl_LocalInvocationIndex;
     uint strip_of_tile = thread / SLICE;
@@ -129,12 +152,12 @@ void main() {
     uint strips = (push.rows + STRIP - 1) / STRIP;
 
     for (uint tile = gl_WorkGroupID.x; tile * STRIPS < strips; tile += gl_NumWorkGroups.x) {
-        uint strip = min(tile * STRIPS + strip_of_tile, strips - 1);
+        uint strip = expert * strips + min(tile * STRIPS + strip_of_tile, strips - 1);
         vec4 sums[4];
         [[unroll]] for (uint i = 0; i < 4; i++) {
             sums[i] = vec4(0.0);
         }
-        Loaded loaded = load_group(strip, row, half_index, first_column, 0);
+        Loaded loaded = load_group(strip, row, half_index, 0);
         for (uint group = 0; group < groups; group++) {
             barrier();
             [[unroll]] for (uint i = 0; i < 4; i++) {
@@ -153,7 +176,7 @@ void main() {
             }
             barrier();
             if (group + 1 < groups) {
-                loaded = load_group(strip, row, half_index, first_column, group + 1);
+                loaded = load_group(strip, row, half_index, group + 1);
             }
             // Unrolling by eight hides the latency of shared memory; unrolling all 32 only makes the code
             // long.
@@ -171,8 +194,8 @@ void main() {
         uint pair = tile * (STRIPS / 2) + four_rows / 8;
         uint first_row = four_rows % 8 * 2;
         [[unroll]] for (uint i = 0; i < 4; i++) {
-            uint column = first_column + four_columns * 4 + i;
-            if (column >= columns) {
+            uint column = pair_of(first_column + four_columns * 4 + i);
+            if (PAIRS_PER_X > 0 ? column == NO_EXPERT : column >= columns) {
                 continue;
             }
             uint at = column * push.y_stride + push.y_first;

@@ -18,9 +18,13 @@ layout(constant_id = 2) const uint COLUMNS = 1;
 layout(constant_id = 3) const uint STRIPS = 1;
 // Whether the number of active columns is read from a buffer.
 layout(constant_id = 4) const bool HAS_ACTIVE = false;
+// Experts: a workgroup multiplies the columns of one group. As many pairs of a row and an expert share a column of x. 0
+// where there are no experts.
+layout(constant_id = 5) const uint PAIRS_PER_X = 0;
 
 #include "weights.glsl"
 #include "gated.glsl"
+#include "experts.glsl"
 
 const uint LANES = 8;
 // Groups per tile, and vectors of 8 values of K per group; floats have no groups.
@@ -52,6 +56,9 @@ layout(push_constant, scalar) uniform Push {
     // Start of this block of the matrix in y, and the column stride of y.
     uint y_first;
     uint y_stride;
+    // Per group its expert, and per column of a group its pair. Without pairs, groups are single pairs.
+    Words group_experts;
+    Words group_pairs;
 } push;
 
 // The sum over a subgroup; the driver's own subgroupAdd goes lane by lane.
@@ -78,7 +85,8 @@ float weight(uint word, uint group, uint i) {
 void main() {
     uint columns = HAS_ACTIVE ? min(push.columns, push.active_rows.rows) : push.columns;
     uint first_column = gl_WorkGroupID.y * COLUMNS;
-    if (first_column >= columns) {
+    uint expert = PAIRS_PER_X > 0 ? push.group_experts.data[gl_WorkGroupID.y] : 0;
+    if (first_column >= columns && PAIRS_PER_X == 0 || expert == NO_EXPERT) {
         return;
     }
     uint lane = gl_SubgroupInvocationID;
@@ -86,10 +94,19 @@ void main() {
     uint tiles = (push.k + GROUPS * K_VECTORS * 8 - 1) / (GROUPS * K_VECTORS * 8);
     uint last_strip = (push.rows - 1) / STRIP;
     uint panels = (push.rows + STRIP * STRIPS - 1) / (STRIP * STRIPS);
+    uint expert_strip = expert * (last_strip + 1);
     uint x_first[COLUMNS];
+    uint y_columns[COLUMNS];
     [[unroll]] for (uint c = 0; c < COLUMNS; c++) {
         // Columns past the last repeat it; their results are discarded.
-        x_first[c] = min(first_column + c, push.columns - 1) * quads * QUAD + lane;
+        uint x_column = min(first_column + c, push.columns - 1);
+        y_columns[c] = first_column + c < columns ? first_column + c : NO_EXPERT;
+        if (PAIRS_PER_X > 0) {
+            y_columns[c] = COLUMNS == 1 ? gl_WorkGroupID.y : push.group_pairs.data[first_column + c];
+            // The first column of a group is never unused.
+            x_column = (y_columns[c] == NO_EXPERT ? y_columns[0] : y_columns[c]) / PAIRS_PER_X;
+        }
+        x_first[c] = x_column * quads * QUAD + lane;
     }
 
     for (uint panel = gl_WorkGroupID.x; panel < panels; panel += gl_NumWorkGroups.x) {
@@ -102,7 +119,7 @@ void main() {
             vec2 scales[ROW_VECTORS];
             vec2 minima[ROW_VECTORS];
             [[unroll]] for (uint v = 0; v < ROW_VECTORS; v++) {
-                uint strip = min(panel * STRIPS + v / 2, last_strip);
+                uint strip = expert_strip + min(panel * STRIPS + v / 2, last_strip);
                 uint row = v % 2 * LANES + lane;
                 [[unroll]] for (uint i = 0; i < 8; i++) {
                     words[v * 8 + i] = push.values.data[strip * quads * TILES + tile].words[row][i];
@@ -161,8 +178,8 @@ void main() {
             }
         }
         [[unroll]] for (uint c = 0; c < COLUMNS; c++) {
-            if (first_column + c < columns) {
-                uint y = (first_column + c) * push.y_stride + push.y_first;
+            if (y_columns[c] != NO_EXPERT) {
+                uint y = y_columns[c] * push.y_stride + push.y_first;
                 if (EPILOGUE != 0) {
                     [[unroll]] for (uint v = 0; v < 2; v++) {
                         float up = sums[min(v + 2, ROW_VECTORS - 1) * COLUMNS + c];

@@ -23,10 +23,14 @@ layout(constant_id = 3) const bool INT16_OUTPUT = false;
 // 4 or 8, so that a strip of gate and its strip of up belong to the same threads.
 layout(constant_id = 4) const uint THREAD_ROWS = 8;
 layout(constant_id = 5) const uint THREAD_COLUMNS = 4;
+// Experts: a workgroup multiplies the columns of one group. As many pairs of a row and an expert share a column of x. 0
+// where there are no experts.
+layout(constant_id = 6) const uint PAIRS_PER_X = 0;
 
 #include "weights.glsl"
 #include "gated.glsl"
 #include "int16.glsl"
+#include "experts.glsl"
 
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Words4 { uvec4 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Words { uint data[]; };
@@ -51,6 +55,9 @@ layout(push_constant, scalar) uniform Push {
     uint y_stride;
     // Words from the high bytes of int16 to the low ones.
     uint y_low;
+    // Per group its expert, and per column of a group its pair.
+    Words group_experts;
+    Words group_pairs;
 } push;
 
 // Threads that share columns: neighbours in one subgroup.
@@ -97,12 +104,20 @@ struct KStep {
     float x_scales[X_PER_THREAD];
 };
 
+// The columns of x that a thread loads.
+uint x_columns[X_PER_THREAD];
+
+// The pair of a column, or NO_EXPERT; without experts, the column.
+uint pair_of(uint column) {
+    return PAIRS_PER_X > 0 ? push.group_pairs.data[column] : column;
+}
+
 // Items past the end repeat the last one: no branch before the loads.
 uint clamped_item(uint item, uint items) {
     return items % THREADS == 0 ? item : min(item, items - 1);
 }
 
-void load(out KStep loaded, uint first_strip, uint last_strip, uint first_column, uint k_step) {
+void load(out KStep loaded, uint first_strip, uint last_strip, uint k_step) {
     uint quads = (push.k + QUAD - 1) / QUAD;
     [[unroll]] for (uint i = 0; i < W_PER_THREAD; i++) {
         uint item = clamped_item(thread_index() + i * THREADS, W_ITEMS);
@@ -124,9 +139,7 @@ void load(out KStep loaded, uint first_strip, uint last_strip, uint first_column
     [[unroll]] for (uint i = 0; i < X_PER_THREAD; i++) {
         uint item = clamped_item(thread_index() + i * THREADS, X_ITEMS);
         uint half_group = item % HALVES;
-        // Columns past the last repeat it; their results are discarded.
-        uint column = min(first_column + item / HALVES, push.columns - 1);
-        uint at = column * quads * INT16_SCALES + k_step * HALVES + half_group;
+        uint at = x_columns[i] * quads * INT16_SCALES + k_step * HALVES + half_group;
         loaded.high[i] = push.x.data[at];
         loaded.low[i] = push.x.data[at + push.columns * quads * INT16_SCALES];
         loaded.x_scales[i] = push.x_scales.data[int16_scale_at(at)];
@@ -243,10 +256,20 @@ void write_int16(uint first, uint i, vec2 values) {
 }
 
 void main() {
-    uint columns = min(push.columns, push.active_rows.rows);
+    uint columns = PAIRS_PER_X > 0 ? 0 : min(push.columns, push.active_rows.rows);
     uint first_column = gl_WorkGroupID.y * COLUMNS;
-    if (first_column >= columns) {
+    uint expert = PAIRS_PER_X > 0 ? push.group_experts.data[gl_WorkGroupID.y] : 0;
+    if (first_column >= columns && PAIRS_PER_X == 0 || expert == NO_EXPERT) {
         return;
+    }
+    [[unroll]] for (uint i = 0; i < X_PER_THREAD; i++) {
+        uint column = first_column + clamped_item(thread_index() + i * THREADS, X_ITEMS) / HALVES;
+        // Columns past the last repeat it, and unused ones the first, which is never unused; their results are discarded.
+        x_columns[i] = min(column, push.columns - 1);
+        if (PAIRS_PER_X > 0) {
+            uint pair = pair_of(column);
+            x_columns[i] = (pair == NO_EXPERT ? pair_of(first_column) : pair) / PAIRS_PER_X;
+        }
     }
     uint row_thread = thread_index() % ROW_THREADS;
     uint thread_column = thread_index() / ROW_THREADS * THREAD_COLUMNS;
@@ -259,13 +282,15 @@ void main() {
             sums[i] = 0.0;
         }
         KStep loaded;
-        load(loaded, tile * STRIPS, strips - 1, first_column, 0);
+        uint first_strip = expert * strips + tile * STRIPS;
+        uint last_strip = expert * strips + strips - 1;
+        load(loaded, first_strip, last_strip, 0);
         for (uint k_step = 0; k_step < k_steps; k_step++) {
             barrier();
             store_shared(loaded);
             barrier();
             if (k_step + 1 < k_steps) {
-                load(loaded, tile * STRIPS, strips - 1, first_column, k_step + 1);
+                load(loaded, first_strip, last_strip, k_step + 1);
             }
             // Not unrolled: compilers would load everything at once and run out of registers.
             [[dont_unroll]] for (uint half_group = 0; half_group < HALVES; half_group++) {
@@ -279,8 +304,8 @@ void main() {
         }
 
         [[unroll]] for (uint c = 0; c < THREAD_COLUMNS; c++) {
-            uint column = first_column + thread_column + c;
-            if (column >= columns) {
+            uint column = pair_of(first_column + thread_column + c);
+            if (PAIRS_PER_X > 0 ? column == NO_EXPERT : column >= columns) {
                 continue;
             }
             uint at = column * push.y_stride + push.y_first;

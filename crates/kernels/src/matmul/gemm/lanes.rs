@@ -4,7 +4,9 @@ use gpu::{Address, Caps, Pipeline, Recorder, Result, Subgroup, Tier, View};
 use tensor::{STRIP, Scheme};
 
 use crate::{
-    Epilogue, Matrix, Target, Vectors,
+    Epilogue, Matrix, MatrixBlock, Target, Vectors,
+    experts::ExpertColumns,
+    matmul::common::ExpertProduct,
     shaders::gemm_lanes::{Constants, Push, TIERS},
     variant::Variant,
     vectors::VectorData,
@@ -36,19 +38,27 @@ pub(crate) struct Operands<'a> {
     pub epilogue: Epilogue,
 }
 
-pub(crate) fn variant(scheme: Scheme, epilogue: Epilogue, tile: Tile, has_active: bool) -> Variant {
+pub(crate) fn variant(
+    scheme: Scheme,
+    epilogue: Epilogue,
+    tile: Tile,
+    has_active: bool,
+    experts: Option<ExpertColumns>,
+) -> Variant {
     let constants = Constants {
         scheme: scheme as u32,
         epilogue: epilogue as u32,
         columns: tile.columns,
         strips: tile.strips,
         has_active,
+        pairs_per_x: experts.map_or(0, |experts| experts.per_x as u32),
     };
     let label = format!(
-        "{scheme}, {epilogue}, one row per lane, {} × {}{}",
+        "{scheme}, {epilogue}, one row per lane, {} × {}{}{}",
         tile.strips as usize * STRIP,
         tile.columns,
         if has_active { "" } else { ", all active" },
+        experts.map_or(String::new(), |experts| format!(", experts, {} per x", experts.per_x)),
     );
     Variant::new(label, TIERS, Tier::T1, &constants, Subgroup::Any)
 }
@@ -63,24 +73,65 @@ pub(crate) fn record(
     operands: &Operands<'_>,
 ) -> Result<()> {
     let Operands { w, x, target, active, epilogue } = operands;
-    let VectorData::F32(values) = &x.data else { unreachable!("the caller only passes f32") };
     for block in w.blocks() {
         let (y, y_first) = target.for_block(name, block, *epilogue, x.columns)?;
-        let push = Push {
-            values: (&block.values).into(),
-            scales: block.scales.as_ref().map_or(Address::NONE, Address::from),
-            x: values.into(),
-            active_rows: active.map_or(Address::NONE, |active| active.clone().into()),
-            y: y.into(),
-            rows: block.layout.rows as u32,
-            k: block.layout.k as u32,
-            columns: x.columns as u32,
-            y_first,
-            y_stride: target.stride as u32,
-        };
-        let panels = (block.layout.strips() as u32).div_ceil(tile.strips);
+        let active = active.map_or(Address::NONE, |active| active.clone().into());
+        let push = push(block, block.layout.rows, x, y, [y_first, target.stride as u32], active);
         let columns = (x.columns as u32).div_ceil(tile.columns);
-        recorder.dispatch(name, pipeline, [panels.min(groups), columns, 1], &push)?;
+        recorder.dispatch(
+            name,
+            pipeline,
+            [panels(block.layout.rows, tile).min(groups), columns, 1],
+            &push,
+        )?;
     }
     Ok(())
+}
+
+/// Records a product over experts: `rows` rows of each.
+pub(super) fn record_experts(
+    recorder: &mut Recorder,
+    name: &str,
+    pipeline: &Pipeline,
+    tile: Tile,
+    product: &ExpertProduct<'_>,
+) -> Result<()> {
+    let ExpertProduct { block, rows, x, target, groups } = *product;
+    let y = [target.first as u32, target.stride as u32];
+    let push = Push {
+        group_experts: groups.experts.clone().into(),
+        // A group of one column is its own pair.
+        group_pairs: if tile.columns == 1 { Address::NONE } else { groups.pairs.clone().into() },
+        ..push(block, rows, x, target.y.clone(), y, Address::NONE)
+    };
+    recorder.dispatch(name, pipeline, [panels(rows, tile), groups.count as u32, 1], &push)
+}
+
+fn panels(rows: usize, tile: Tile) -> u32 {
+    rows.div_ceil(STRIP * tile.strips as usize) as u32
+}
+
+fn push(
+    block: &MatrixBlock,
+    rows: usize,
+    x: &Vectors,
+    y: View,
+    [y_first, y_stride]: [u32; 2],
+    active_rows: Address,
+) -> Push {
+    let VectorData::F32(values) = &x.data else { unreachable!("the caller only passes f32") };
+    Push {
+        values: (&block.values).into(),
+        scales: block.scales.as_ref().map_or(Address::NONE, Address::from),
+        x: values.into(),
+        active_rows,
+        y: y.into(),
+        rows: rows as u32,
+        k: block.layout.k as u32,
+        columns: x.columns as u32,
+        y_first,
+        y_stride,
+        group_experts: Address::NONE,
+        group_pairs: Address::NONE,
+    }
 }

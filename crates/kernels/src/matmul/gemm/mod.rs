@@ -10,10 +10,11 @@ mod shape;
 mod tests;
 
 use gpu::{Address, Caps, Device, Error, Pipeline, Recorder, Result, Subgroup, View};
-use tensor::STRIP;
 
 use crate::{
-    Activations, Kernel, Matrix, Target, Vectors,
+    Activations, Kernel, Matrix, MatrixBlock, Target, Vectors,
+    experts::{ExpertColumns, Groups},
+    matmul::common::{ExpertProduct, check_experts},
     shaders::gemm::{Constants, Push, TIERS},
     variant::Variant,
     vectors::VectorData,
@@ -36,6 +37,7 @@ const TILE_COLUMNS: usize = 32;
 pub struct Gemm {
     shape: Shape,
     plan: Plan,
+    experts: Option<ExpertColumns>,
     pipeline: Pipeline,
 }
 
@@ -47,6 +49,16 @@ impl Gemm {
 
     /// The same with a given plan.
     pub fn with_plan(device: &Device, shape: Shape, plan: Plan) -> Result<Self> {
+        Self::create(device, shape, plan, None)
+    }
+
+    /// For a product over experts, with columns in groups of [`Plan::columns`]: `shape` is that of one expert, with about
+    /// as many columns as an expert has.
+    pub fn for_experts(device: &Device, shape: Shape, plan: Plan, experts: ExpertColumns) -> Result<Self> {
+        Self::create(device, shape, plan, Some(experts))
+    }
+
+    fn create(device: &Device, shape: Shape, plan: Plan, experts: Option<ExpertColumns>) -> Result<Self> {
         let wrong = |reason: String| Err(Error::InvalidUse { what: "gemm".into(), reason });
         let Shape { weights, activations, epilogue, output, .. } = shape;
         if !policy::supports(&shape) {
@@ -65,7 +77,12 @@ impl Gemm {
             ));
         }
         epilogue.check("gemm", &weights)?;
-        Ok(Self { shape, plan, pipeline: variant(device.caps(), &shape, &plan).pipeline(device)? })
+        Ok(Self {
+            shape,
+            plan,
+            experts,
+            pipeline: variant(device.caps(), &shape, &plan, experts).pipeline(device)?,
+        })
     }
 
     /// Records Y = W · X for the first `active` columns (one u32); the rest of the target is left unchanged.
@@ -80,6 +97,9 @@ impl Gemm {
     ) -> Result<()> {
         let Shape { weights, columns, activations, epilogue, output } = self.shape;
         let wrong = |reason: String| Err(Error::InvalidUse { what: name.to_string(), reason });
+        if self.experts.is_some() {
+            return wrong("the kernel was created for a product over experts".into());
+        }
         if w.layout() != weights {
             return wrong(format!(
                 "the weights are {:?}, but the kernel was created for {weights:?}",
@@ -101,37 +121,90 @@ impl Gemm {
             let operands = lanes::Operands { w, x, target, active: Some(active), epilogue };
             return lanes::record(recorder, name, &self.pipeline, tile, self.plan.groups, &operands);
         }
-        let VectorData::F32(values) = &x.data else { unreachable!("tiles only take f32") };
         for block in w.blocks() {
             let (y, y_first) = target.for_block(name, block, epilogue, columns)?;
             let push = Push {
-                values: (&block.values).into(),
-                scales: block.scales.as_ref().map_or(Address::NONE, Address::from),
-                x: values.into(),
                 active_rows: active.clone().into(),
                 y: y.into(),
-                rows: block.layout.rows as u32,
-                k: weights.k as u32,
-                columns: columns as u32,
                 y_first,
-                y_stride: target.stride as u32,
+                ..push(block, block.layout.rows, x, target)
             };
-            let tiles = block.layout.strips().div_ceil(TILE_ROWS / STRIP) as u32;
+            let tiles = block.layout.rows.div_ceil(TILE_ROWS) as u32;
             let groups = [tiles.min(self.plan.groups), columns.div_ceil(TILE_COLUMNS) as u32, 1];
             recorder.dispatch(name, &self.pipeline, groups, &push)?;
         }
         Ok(())
     }
+
+    /// Records the products of pairs with their experts. Pair p is column p of the target.
+    pub fn record_experts(
+        &self,
+        recorder: &mut Recorder,
+        name: &str,
+        w: &Matrix,
+        x: &Vectors,
+        target: &Target,
+        groups: &Groups,
+    ) -> Result<()> {
+        let Shape { weights, activations, epilogue, output, .. } = self.shape;
+        let wrong = |reason: &str| Err(Error::InvalidUse { what: name.to_string(), reason: reason.into() });
+        let Some(experts) = self.experts else {
+            return wrong("the kernel was not created for a product over experts");
+        };
+        let (block, pairs) = check_experts(name, experts, &weights, w, x)?;
+        if x.kind() != activations || groups.width != self.plan.columns() {
+            return wrong(
+                "x has another format, or groups have another width, than the kernel was created for",
+            );
+        }
+        target.check(name, output, epilogue.outputs(weights.rows), pairs)?;
+        let product = ExpertProduct { block, rows: weights.rows, x, target, groups };
+        match self.plan.method {
+            Method::Packed(tile) => packed::record_experts(recorder, name, &self.pipeline, tile, &product),
+            Method::Lanes(tile) => lanes::record_experts(recorder, name, &self.pipeline, tile, &product),
+            Method::Tiles => {
+                let push = Push {
+                    group_experts: groups.experts.clone().into(),
+                    group_pairs: groups.pairs.clone().into(),
+                    ..push(block, weights.rows, x, target)
+                };
+                let tiles = weights.rows.div_ceil(TILE_ROWS) as u32;
+                recorder.dispatch(name, &self.pipeline, [tiles, groups.count as u32, 1], &push)
+            }
+        }
+    }
 }
 
-fn variant(caps: &Caps, shape: &Shape, plan: &Plan) -> Variant {
+fn push(block: &MatrixBlock, rows: usize, x: &Vectors, target: &Target) -> Push {
+    let VectorData::F32(values) = &x.data else { unreachable!("tiles only take f32") };
+    Push {
+        values: (&block.values).into(),
+        scales: block.scales.as_ref().map_or(Address::NONE, Address::from),
+        x: values.into(),
+        active_rows: Address::NONE,
+        y: target.y.clone().into(),
+        rows: rows as u32,
+        k: block.layout.k as u32,
+        columns: x.columns as u32,
+        y_first: target.first as u32,
+        y_stride: target.stride as u32,
+        group_experts: Address::NONE,
+        group_pairs: Address::NONE,
+    }
+}
+
+fn variant(caps: &Caps, shape: &Shape, plan: &Plan, experts: Option<ExpertColumns>) -> Variant {
     let (scheme, epilogue) = (shape.weights.scheme, shape.epilogue);
     match plan.method {
-        Method::Lanes(tile) => lanes::variant(scheme, epilogue, tile, true),
-        Method::Packed(tile) => packed::variant(caps, shape, tile),
+        Method::Lanes(tile) => lanes::variant(scheme, epilogue, tile, true, experts),
+        Method::Packed(tile) => packed::variant(caps, shape, tile, experts),
         Method::Tiles => {
-            let constants = Constants { scheme: scheme as u32, epilogue: epilogue as u32 };
-            let label = format!("{scheme}, {epilogue}, {TILE_ROWS} × {TILE_COLUMNS} per workgroup");
+            let pairs_per_x = experts.map_or(0, |experts| experts.per_x as u32);
+            let constants = Constants { scheme: scheme as u32, epilogue: epilogue as u32, pairs_per_x };
+            let mut label = format!("{scheme}, {epilogue}, {TILE_ROWS} × {TILE_COLUMNS} per workgroup");
+            if let Some(experts) = experts {
+                label += &format!(", experts, {} per x", experts.per_x);
+            }
             Variant::new(label, TIERS, plan.tier, &constants, Subgroup::Any)
         }
     }

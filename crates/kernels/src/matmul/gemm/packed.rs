@@ -2,11 +2,13 @@
 //! matrices.
 
 use gpu::{Address, Caps, Pipeline, Recorder, Result, Subgroup, Tier, View};
-use tensor::{Layout, STRIP, Scheme};
+use tensor::{Layout, Scheme};
 
 use super::shape::Shape;
 use crate::{
-    Activations, Matrix, OutputFormat, Target, Vectors,
+    Activations, Matrix, MatrixBlock, OutputFormat, Target, Vectors,
+    experts::ExpertColumns,
+    matmul::common::ExpertProduct,
     shaders::gemm_packed::{Constants, Push, TIERS},
     variant::Variant,
     vectors::VectorData,
@@ -83,7 +85,7 @@ pub(super) fn fits(caps: &Caps, tile: &Tile, scheme: Scheme) -> bool {
     full_subgroups && tile.threads <= caps.max_threads && tile.shared_bytes(scheme) <= caps.max_shared_bytes
 }
 
-pub(super) fn variant(caps: &Caps, shape: &Shape, tile: Tile) -> Variant {
+pub(super) fn variant(caps: &Caps, shape: &Shape, tile: Tile, experts: Option<ExpertColumns>) -> Variant {
     let Shape { weights: Layout { scheme, .. }, epilogue, output, .. } = *shape;
     let constants = Constants {
         threads: tile.threads,
@@ -92,10 +94,12 @@ pub(super) fn variant(caps: &Caps, shape: &Shape, tile: Tile) -> Variant {
         int16_output: output == Activations::Int16,
         thread_rows: tile.thread_rows,
         thread_columns: tile.thread_columns,
+        pairs_per_x: experts.map_or(0, |experts| experts.per_x as u32),
     };
     let label = format!(
-        "{scheme} × int16, {epilogue}{}, {} × {} per workgroup of {}",
+        "{scheme} × int16, {epilogue}{}{}, {} × {} per workgroup of {}",
         if output == Activations::Int16 { " to int16" } else { "" },
+        experts.map_or(String::new(), |experts| format!(", experts, {} per x", experts.per_x)),
         tile.rows(),
         tile.columns(),
         tile.threads,
@@ -121,31 +125,63 @@ pub(super) fn record(
     groups: u32,
     operands: &Operands<'_>,
 ) -> Result<()> {
-    let Operands { shape: Shape { weights, columns, epilogue, .. }, w, x, target, active } = operands;
-    let VectorData::Int16 { values, scales } = &x.data else { unreachable!("the caller only passes int16") };
+    let Operands { shape: Shape { columns, epilogue, .. }, w, x, target, active } = operands;
     for block in w.blocks() {
         let (y, y_first) = target.for_block(name, block, *epilogue, *columns)?;
         let push = Push {
-            values: (&block.values).into(),
-            scales: block.scales.as_ref().map_or(Address::NONE, Address::from),
-            x: values.into(),
-            x_scales: scales.into(),
             active_rows: (*active).clone().into(),
             y: y.into(),
-            y_scales: match &target.format {
-                OutputFormat::Int16(scales) => scales.clone().into(),
-                OutputFormat::F32 | OutputFormat::F16 => Address::NONE,
-            },
-            rows: block.layout.rows as u32,
-            k: weights.k as u32,
-            columns: *columns as u32,
             y_first,
-            y_stride: target.stride as u32,
-            y_low: (target.y.len() / 8) as u32,
+            ..push(block, block.layout.rows, x, target)
         };
-        let tiles = (block.layout.strips() as u32).div_ceil(tile.rows() / STRIP as u32);
         let columns = (*columns as u32).div_ceil(tile.columns());
-        recorder.dispatch(name, pipeline, [tiles.min(groups), columns, 1], &push)?;
+        let tiles = tiles(block.layout.rows, tile).min(groups);
+        recorder.dispatch(name, pipeline, [tiles, columns, 1], &push)?;
     }
     Ok(())
+}
+
+/// Records a product over experts: `rows` rows of each.
+pub(super) fn record_experts(
+    recorder: &mut Recorder,
+    name: &str,
+    pipeline: &Pipeline,
+    tile: Tile,
+    product: &ExpertProduct<'_>,
+) -> Result<()> {
+    let ExpertProduct { block, rows, x, target, groups } = *product;
+    let push = Push {
+        group_experts: groups.experts.clone().into(),
+        group_pairs: groups.pairs.clone().into(),
+        ..push(block, rows, x, target)
+    };
+    recorder.dispatch(name, pipeline, [tiles(rows, tile), groups.count as u32, 1], &push)
+}
+
+fn tiles(rows: usize, tile: Tile) -> u32 {
+    rows.div_ceil(tile.rows() as usize) as u32
+}
+
+fn push(block: &MatrixBlock, rows: usize, x: &Vectors, target: &Target) -> Push {
+    let VectorData::Int16 { values, scales } = &x.data else { unreachable!("the caller only passes int16") };
+    Push {
+        values: (&block.values).into(),
+        scales: block.scales.as_ref().map_or(Address::NONE, Address::from),
+        x: values.into(),
+        x_scales: scales.into(),
+        active_rows: Address::NONE,
+        y: target.y.clone().into(),
+        y_scales: match &target.format {
+            OutputFormat::Int16(scales) => scales.clone().into(),
+            OutputFormat::F32 | OutputFormat::F16 => Address::NONE,
+        },
+        rows: rows as u32,
+        k: block.layout.k as u32,
+        columns: x.columns as u32,
+        y_first: target.first as u32,
+        y_stride: target.stride as u32,
+        y_low: (target.y.len() / 8) as u32,
+        group_experts: Address::NONE,
+        group_pairs: Address::NONE,
+    }
 }

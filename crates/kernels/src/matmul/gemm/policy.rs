@@ -6,7 +6,11 @@ use tensor::{Layout, Scheme};
 
 pub use super::shape::Shape;
 use super::{lanes, packed, variant};
-use crate::{Activations, Epilogue, variant::Variant};
+use crate::{
+    Activations, Epilogue,
+    experts::{ExpertColumns, LISTED_EXPERTS},
+    variant::Variant,
+};
 
 /// Whether there is a shader for a shape.
 pub fn supports(shape: &Shape) -> bool {
@@ -40,6 +44,29 @@ pub struct Plan {
     pub method: Method,
     /// Maximum workgroups along the rows; each processes tiles in turn.
     pub groups: u32,
+}
+
+impl Plan {
+    /// Columns per workgroup.
+    pub fn columns(&self) -> usize {
+        match self.method {
+            Method::Tiles => super::TILE_COLUMNS,
+            Method::Lanes(tile) => tile.columns as usize,
+            Method::Packed(tile) => tile.columns() as usize,
+        }
+    }
+}
+
+/// The plan for a product over experts: `shape` is that of one expert, with about as many columns as an expert has.
+pub fn expert_plan(caps: &Caps, shape: &Shape) -> Plan {
+    let plan = plan(caps, shape);
+    match plan.method {
+        // Columns that are not used cost as much as others.
+        Method::Lanes(tile) if shape.columns <= 2 => {
+            Plan { method: Method::Lanes(lanes::Tile { columns: 1, ..tile }), ..plan }
+        }
+        _ => plan,
+    }
 }
 
 /// The plan for a shape.
@@ -120,7 +147,7 @@ fn tile(shape: &Shape) -> lanes::Tile {
 pub fn variants(caps: &Caps) -> Vec<Variant> {
     let mut list: Vec<Variant> = Vec::new();
     let mut add = |shape: &Shape, plan: &Plan| {
-        let new = variant(caps, shape, plan);
+        let new = variant(caps, shape, plan, None);
         if !list.iter().any(|known: &Variant| (known.tier, &known.label) == (new.tier, &new.label)) {
             list.push(new);
         }
@@ -155,6 +182,32 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
         // Every tile once: those with the most and the fewest registers.
         for shape in [shape(Scheme::Int8, 64, Epilogue::None), shape(Scheme::Int4Min, 64, Epilogue::Geglu)] {
             candidates(caps, &shape).iter().for_each(|plan| add(&shape, plan));
+        }
+    }
+    list.extend(expert_variants(caps));
+    list
+}
+
+/// The same for products over experts.
+fn expert_variants(caps: &Caps) -> Vec<Variant> {
+    let activations = if packed::is_supported(caps) { Activations::Int16 } else { Activations::F32 };
+    let mut list: Vec<Variant> = Vec::new();
+    for (rows, k, per_x, gated) in LISTED_EXPERTS {
+        for scheme in Scheme::ALL {
+            for columns in [1, 16, 64] {
+                let (epilogue, output) =
+                    if gated { (Epilogue::Swiglu, activations) } else { (Epilogue::None, Activations::F32) };
+                let shape =
+                    Shape { weights: Layout { scheme, rows, k }, columns, activations, epilogue, output };
+                if !supports(&shape) {
+                    continue;
+                }
+                let plan = expert_plan(caps, &shape);
+                let new = variant(caps, &shape, &plan, Some(ExpertColumns { count: 128, per_x }));
+                if !list.iter().any(|known| (known.tier, &known.label) == (new.tier, &new.label)) {
+                    list.push(new);
+                }
+            }
         }
     }
     list

@@ -11,6 +11,7 @@ use crate::{
     Activations, Epilogue, HALF_GROUP, Matrix, Target, Vectors,
     case::{Case, Comparison, Output, Random, TIMEOUT, arena},
     matmul::common::{
+        expert_trial::{ExpertTrial, ExpertTrialOperands},
         reference::{self, Value},
         trial::{self, Trial},
     },
@@ -76,9 +77,31 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
                 list.extend(int16_cases(tier, scheme));
                 list.extend(shared_x_cases(caps, tier, scheme));
             }
+            for activations in [Activations::F32, Activations::Int16] {
+                if policy::schemes(activations).contains(&scheme) {
+                    list.extend(
+                        ExpertTrial::list(scheme, activations, 3).map(|trial| expert_case(tier, trial)),
+                    );
+                }
+            }
         }
     }
     list
+}
+
+fn expert_case(tier: Tier, trial: ExpertTrial) -> Case {
+    Case::new(trial.name(), tier, move |device| {
+        let ExpertTrial { weights, activations, epilogue, output, experts, .. } = trial;
+        let shape = Shape { epilogue, output, ..Shape::plain(weights, 1, activations) };
+        // The shader for CPU drivers is gemm's, which has cases of its own.
+        let plan = policy::at_tier(device.caps(), &shape, tier);
+        let plan = if plan.lanes.is_some() { policy::at_tier(device.caps(), &shape, Tier::T0) } else { plan };
+        let kernel = Gemv::for_experts(device, shape, plan, experts)?;
+        trial.run(device, 1, |recorder, operands| {
+            let ExpertTrialOperands { w, x, target, chosen, .. } = operands;
+            kernel.record_experts(recorder, "gemv", w, x, target, chosen)
+        })
+    })
 }
 
 fn int16_cases(tier: Tier, scheme: Scheme) -> Vec<Case> {

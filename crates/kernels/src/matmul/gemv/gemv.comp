@@ -43,11 +43,16 @@ layout(constant_id = 11) const uint SUBLAYER_PARTIALS = 1;
 layout(constant_id = 12) const uint TEAMS = 1;
 // 16 consecutive threads share a subgroup: their values can be combined by shuffles.
 layout(constant_id = 13) const bool WIDE_SUBGROUPS = false;
+// Experts: a workgroup multiplies one pair of a row and an expert. As many pairs share a column of x. 0 where there are
+// no experts.
+layout(constant_id = 14) const uint PAIRS_PER_X = 0;
 
 #include "weights.glsl"
 #include "gated.glsl"
 #include "int16.glsl"
+#include "experts.glsl"
 
+layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Words { uint data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Words4 { uvec4 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer Words2 { uvec2 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Floats4 { vec4 data[]; };
@@ -79,7 +84,16 @@ layout(push_constant, scalar) uniform Push {
     float epsilon;
     // The prologue writes the updated residual stream.
     uint writes_stream;
+    // Columns of x.
+    uint x_columns;
+    // The expert of each pair.
+    Words experts;
 } push;
+
+// The first quad of the expert's matrix, and the first columns of x and of y.
+uint expert_quad = 0;
+uint x_first_column = 0;
+uint y_first_column = 0;
 
 const bool INT8_X = ACTIVATIONS == 1;
 const bool INT16_X = ACTIVATIONS == 2;
@@ -142,7 +156,7 @@ void load(out KStep k_step, uint from, uint first, uint quads, uint split_quads,
     [[unroll]] for (uint i = 0; i < IN_FLIGHT * STRIPS; i++) {
         // Past the end the last quad is loaded again and not used: no branch before the loads.
         uint quad = from + i % STRIPS * quads + min(first + i / STRIPS * SLICES, split_quads - 1);
-        quad = clamped_quad(quad, quads);
+        quad = expert_quad + clamped_quad(quad, quads);
         [[unroll]] for (uint tile = 0; tile < TILES; tile++) {
             k_step.weights[i * TILES + tile] = push.values.data[(quad * TILES + tile) * SLICE + lane];
         }
@@ -185,11 +199,12 @@ void load_x(out X x, uint quads, uint group, uint half_index, uint column) {
         return;
     }
 #endif
+    at += x_first_column * quads * (QUAD / 16);
     if (INT8_X) {
         x.high = push.x.data[at];
     } else if (INT16_X) {
         x.high = push.x.data[at];
-        x.low = push.x.data[at + COLUMNS * quads * (QUAD / 16)];
+        x.low = push.x.data[at + push.x_columns * quads * (QUAD / 16)];
     } else {
         [[unroll]] for (uint i = 0; i < 4; i++) {
             x.floats[i] = x_at(at * 4 + i);
@@ -230,7 +245,7 @@ float sum_of(X x) {
 
 // Dot product of a thread's 16 bytes of floats in one tile and x.
 float float_product(uvec4 weights, uint quads, uint quad, uint tile, uint half_index, uint column) {
-    uint at = (column * quads + quad) * (QUAD / 4);
+    uint at = ((x_first_column + column) * quads + quad) * (QUAD / 4);
     if (SCHEME == F32) {
         return dot(uintBitsToFloat(weights), x_at(at + tile * 2 + half_index));
     }
@@ -246,7 +261,7 @@ void add_quad(inout float accumulators[ACCUMULATORS], KStep k_step, uint i, uint
     if (IS_FLOAT) {
         [[unroll]] for (uint s = 0; s < STRIPS; s++) {
             [[unroll]] for (uint tile = 0; tile < TILES; tile++) {
-                uint clamped = clamped_quad(from + s * quads + quad, quads);
+                uint clamped = expert_quad + clamped_quad(from + s * quads + quad, quads);
                 uvec4 floats = push.values.data[(clamped * TILES + tile) * SLICE + lane];
                 accumulators[s * COLUMNS + column] += float_product(floats, quads, quad, tile, half_index, column);
             }
@@ -260,9 +275,9 @@ void add_quad(inout float accumulators[ACCUMULATORS], KStep k_step, uint i, uint
     } else
 #endif
     if (INT8_X) {
-        x_scales = push.x_scales.data[column * quads + quad];
+        x_scales = push.x_scales.data[(x_first_column + column) * quads + quad];
     } else if (INT16_X) {
-        x_scales = push.x_scales.data[(column * quads + quad) * 2 + half_index];
+        x_scales = push.x_scales.data[((x_first_column + column) * quads + quad) * 2 + half_index];
     }
     vec4 scales[STRIPS];
     vec4 minima[STRIPS];
@@ -366,7 +381,7 @@ void finish(uint first_panel, uint panels, uint set, float factor, uint split_fi
         if (panel >= panels) {
             continue;
         }
-        uint first = column * push.y_stride + push.y_first + panel * OUTPUTS;
+        uint first = (y_first_column + column) * push.y_stride + push.y_first + panel * OUTPUTS;
         float sum = reduced(from, column, row) * factor;
         if (EPILOGUE == 0) {
             if (panel * OUTPUTS + row < push.rows) {
@@ -395,7 +410,7 @@ void finish(uint first_panel, uint panels, uint set, float factor, uint split_fi
             uint column = n / 4 % COLUMNS;
             uint panel = first_panel + team;
             if (panel < panels) {
-                uint first = column * push.y_stride + push.y_first + panel * OUTPUTS;
+                uint first = (y_first_column + column) * push.y_stride + push.y_first + panel * OUTPUTS;
                 write_quarter(first, n % 4, (set * TEAMS + team) * TEAM_PARTIALS + column * PANEL_ROWS * PARTIAL_FLOATS);
             }
         }
@@ -416,6 +431,15 @@ void main() {
     uint split_quads = SPLITS > 1 ? min(quads - first_quad, SHARED_X_QUADS) : quads;
     uint k_steps = (split_quads + SLICES * IN_FLIGHT - 1) / (SLICES * IN_FLIGHT);
 
+    if (PAIRS_PER_X > 0) {
+        uint expert = push.experts.data[gl_WorkGroupID.y];
+        if (expert == NO_EXPERT) {
+            return;
+        }
+        expert_quad = expert * ((push.rows + STRIP - 1) / STRIP) * quads;
+        x_first_column = gl_WorkGroupID.y / PAIRS_PER_X;
+        y_first_column = gl_WorkGroupID.y;
+    }
     KStep k_step;
     uint first_panel = gl_WorkGroupID.x / SPLITS * TEAMS;
     uint panel = first_panel + team;

@@ -10,7 +10,8 @@ use tensor::Layout;
 
 use crate::{
     Activations, Epilogue, Kernel, Matrix, OutputFormat, Target, Vectors,
-    matmul::gemm::lanes,
+    experts::ExpertColumns,
+    matmul::{common::check_experts, gemm::lanes},
     shaders::gemv::{Constants, Push, TIERS},
     variant::Variant,
     vectors::VectorData,
@@ -32,6 +33,7 @@ pub const MAX_COLUMNS: usize = 8;
 pub struct Gemv {
     shape: Shape,
     plan: Plan,
+    experts: Option<ExpertColumns>,
     pipeline: Pipeline,
 }
 
@@ -79,6 +81,22 @@ impl Gemv {
 
     /// The same with a given plan.
     pub fn with_plan(device: &Device, shape: Shape, plan: Plan) -> Result<Self> {
+        Self::create(device, shape, plan, None)
+    }
+
+    /// For a product over experts, a column at a time: `shape` is that of one expert and one column.
+    pub fn for_experts(device: &Device, shape: Shape, plan: Plan, experts: ExpertColumns) -> Result<Self> {
+        if shape.columns != 1 || shape.prologue != Prologue::None || shape.splits != 1 || plan.lanes.is_some()
+        {
+            let reason = format!(
+                "{shape:?} with {plan:?}; products over experts take a column at a time, without prologue and split-K"
+            );
+            return Err(Error::InvalidUse { what: "gemv".into(), reason });
+        }
+        Self::create(device, shape, plan, Some(experts))
+    }
+
+    fn create(device: &Device, shape: Shape, plan: Plan, experts: Option<ExpertColumns>) -> Result<Self> {
         if shape.columns == 0 || shape.columns > MAX_COLUMNS {
             let reason = format!("{} columns; 1 to {MAX_COLUMNS} are supported", shape.columns);
             return Err(Error::InvalidUse { what: "gemv".into(), reason });
@@ -132,7 +150,7 @@ impl Gemv {
             return Err(Error::InvalidUse { what: "gemv".into(), reason });
         }
         shape.epilogue.check("gemv", &shape.weights)?;
-        Ok(Self { shape, plan, pipeline: variant(&shape, plan).pipeline(device)? })
+        Ok(Self { shape, plan, experts, pipeline: variant(&shape, plan, experts).pipeline(device)? })
     }
 
     /// The variant's pipeline.
@@ -157,6 +175,9 @@ impl Gemv {
                 w.layout()
             ));
         }
+        if self.experts.is_some() {
+            return wrong("the kernel was created for a product over experts".into());
+        }
         let same = match x {
             Source::Vectors(x) => {
                 self.shape.prologue == Prologue::None
@@ -177,12 +198,7 @@ impl Gemv {
         let mut stream = None;
         let mut epsilon = 0.0;
         match x {
-            Source::Vectors(x) => match &x.data {
-                VectorData::F32(floats) | VectorData::F16(floats) => values = floats.into(),
-                VectorData::Int8 { values: bytes, scales } | VectorData::Int16 { values: bytes, scales } => {
-                    (values, x_scales) = (bytes.into(), scales.into());
-                }
-            },
+            Source::Vectors(x) => (values, x_scales) = addresses(x),
             Source::Norm(norm) => {
                 (residual, weight) = (norm.residual.clone().into(), norm.weight.clone().into());
                 epsilon = norm.epsilon;
@@ -218,12 +234,78 @@ impl Gemv {
                 y_stride: target.stride as u32,
                 y_low: if splits > 1 { target.stride as u32 } else { (target.y.len() / 8) as u32 },
                 epsilon,
+                x_columns: columns as u32,
+                experts: Address::NONE,
             };
-            let panels = block.layout.strips().div_ceil(self.plan.strips as usize) as u32;
-            let groups = self.plan.groups.min(panels.div_ceil(self.plan.teams) * splits);
-            recorder.dispatch(name, &self.pipeline, [groups, 1, 1], &push)?;
+            recorder.dispatch(name, &self.pipeline, [self.groups(&block.layout), 1, 1], &push)?;
         }
         Ok(())
+    }
+
+    /// Records the products of pairs with their experts: one u32 per pair, an expert or
+    /// [`NO_EXPERT`](crate::experts::NO_EXPERT). Pair p is column p of the target.
+    pub fn record_experts(
+        &self,
+        recorder: &mut Recorder,
+        name: &str,
+        w: &Matrix,
+        x: &Vectors,
+        target: &Target,
+        chosen: &View,
+    ) -> Result<()> {
+        let Shape { weights, activations, epilogue, output, .. } = self.shape;
+        let wrong = |reason: &str| Err(Error::InvalidUse { what: name.to_string(), reason: reason.into() });
+        let Some(experts) = self.experts else {
+            return wrong("the kernel was not created for a product over experts");
+        };
+        let (block, pairs) = check_experts(name, experts, &weights, w, x)?;
+        if x.kind() != activations || chosen.len() < pairs as u64 * 4 {
+            return wrong("x has another format than the kernel was created for, or a pair has no expert");
+        }
+        target.check(name, output, epilogue.outputs(weights.rows), pairs)?;
+        let (values, x_scales) = addresses(x);
+        let push = Push {
+            values: (&block.values).into(),
+            scales: block.scales.as_ref().map_or(Address::NONE, Address::from),
+            x: values,
+            x_scales,
+            y: target.y.clone().into(),
+            y_scales: match &target.format {
+                OutputFormat::Int16(scales) => scales.clone().into(),
+                OutputFormat::F32 | OutputFormat::F16 => Address::NONE,
+            },
+            residual: Address::NONE,
+            sublayer: Address::NONE,
+            post_weight: Address::NONE,
+            weight: Address::NONE,
+            writes_stream: 0,
+            stream: Address::NONE,
+            rows: weights.rows as u32,
+            k: weights.k as u32,
+            y_first: target.first as u32,
+            y_stride: target.stride as u32,
+            y_low: (target.y.len() / 8) as u32,
+            epsilon: 0.0,
+            x_columns: x.columns as u32,
+            experts: chosen.clone().into(),
+        };
+        recorder.dispatch(name, &self.pipeline, [self.groups(&weights), pairs as u32, 1], &push)
+    }
+
+    /// Workgroups for a matrix, or a block of one.
+    fn groups(&self, layout: &Layout) -> u32 {
+        let panels = layout.strips().div_ceil(self.plan.strips as usize) as u32;
+        self.plan.groups.min(panels.div_ceil(self.plan.teams) * self.shape.splits)
+    }
+}
+
+/// The values of x, and their scales.
+fn addresses(x: &Vectors) -> (Address, Address) {
+    match &x.data {
+        VectorData::F32(floats) | VectorData::F16(floats) => (floats.into(), Address::NONE),
+        VectorData::Int8 { values, scales } | VectorData::Int16 { values, scales } => {
+            (values.into(), scales.into())
+        }
     }
 }
 
@@ -249,11 +331,11 @@ impl Norm {
     }
 }
 
-fn variant(shape: &Shape, plan: Plan) -> Variant {
+fn variant(shape: &Shape, plan: Plan, experts: Option<ExpertColumns>) -> Variant {
     let Shape { weights: Layout { scheme, .. }, columns, activations, prologue, epilogue, output, splits } =
         *shape;
     if let Some(tile) = plan.lanes {
-        return lanes::variant(scheme, epilogue, tile, false);
+        return lanes::variant(scheme, epilogue, tile, false, None);
     }
     let (prologue, sublayer_partials) = match prologue {
         Prologue::None => (0, 1),
@@ -277,6 +359,7 @@ fn variant(shape: &Shape, plan: Plan) -> Variant {
         sublayer_partials,
         teams: plan.teams,
         wide_subgroups: matches!(plan.subgroup, Subgroup::Exactly(size) if size >= 16),
+        pairs_per_x: experts.map_or(0, |experts| experts.per_x as u32),
     };
     let mut label = format!("{scheme} × {activations}, {columns} col");
     match shape.prologue {
@@ -297,6 +380,9 @@ fn variant(shape: &Shape, plan: Plan) -> Variant {
     }
     if output == Activations::Int16 {
         label += ", to int16";
+    }
+    if let Some(experts) = experts {
+        label += &format!(", experts, {} per x", experts.per_x);
     }
     label += &format!(", {} threads", plan.threads);
     if (plan.teams, plan.strips) != (1, epilogue.strips() as u32) {

@@ -4,7 +4,12 @@ use gpu::{Caps, Subgroup, Tier};
 use tensor::{Layout, Scheme};
 
 use super::{MAX_COLUMNS, variant};
-use crate::{Activations, Epilogue, matmul::gemm::lanes, variant::Variant};
+use crate::{
+    Activations, Epilogue,
+    experts::{ExpertColumns, LISTED_EXPERTS},
+    matmul::gemm::lanes,
+    variant::Variant,
+};
 
 /// The product to compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -441,13 +446,27 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
                             let plan = at_tier(caps, &shape, tier);
                             let wide = in_subgroups_of_64(caps, &shape, plan).filter(|plan| plan.x_in_shared);
                             for plan in [plan].into_iter().chain(wide) {
-                                let new = variant(&shape, plan);
+                                let new = variant(&shape, plan, None);
                                 if !list.iter().any(|known| known.same_code(&new)) {
                                     list.push(new);
                                 }
                             }
                         }
                     }
+                }
+            }
+        }
+    }
+    for (rows, k, per_x, gated) in LISTED_EXPERTS {
+        for (scheme, activations) in products.iter().copied().filter(|(_, kind)| *kind != Activations::Int8) {
+            for (epilogue, output) in outputs(activations, gated) {
+                let weights = Layout { scheme, rows, k };
+                let shape = Shape { epilogue, output, ..Shape::plain(weights, 1, activations) };
+                let plan = plan(caps, &shape);
+                let made_for = epilogue == Epilogue::Swiglu || !gated;
+                // Activations for the next product, as models need them; the shader for CPU drivers is gemm's.
+                if made_for && plan.lanes.is_none() && (output == activations || !gated) {
+                    list.push(variant(&shape, plan, Some(ExpertColumns { count: 128, per_x })));
                 }
             }
         }

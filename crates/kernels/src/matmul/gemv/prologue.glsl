@@ -35,15 +35,15 @@ float subgroup_squares(vec4 values[PER_THREAD]) {
 // Copies x unchanged.
 void copy_x(uint first_quad, uint split_quads) {
     uint quads = (push.k + QUAD - 1) / QUAD;
-    uint from = first_quad * (QUAD / 16);
+    uint from = (x_first_column * quads + first_quad) * (QUAD / 16);
     [[unroll]] for (uint j = 0; j < (SHARED_X_QUADS * 8 + THREADS - 1) / THREADS; j++) {
         uint i = thread_index() + j * THREADS;
         if (i < split_quads * 8) {
             x_high[i] = push.x.data[from + i];
-            x_low[i] = push.x.data[from + i + quads * (QUAD / 16)];
+            x_low[i] = push.x.data[from + i + push.x_columns * quads * (QUAD / 16)];
         }
         if (i < split_quads * 2) {
-            x_factors[i] = push.x_scales.data[first_quad * 2 + i];
+            x_factors[i] = push.x_scales.data[(x_first_column * quads + first_quad) * 2 + i];
         }
     }
     barrier();

@@ -1,0 +1,153 @@
+//! Chooses the experts of each row, and their weights.
+
+mod cases;
+pub mod policy;
+pub mod reference;
+#[cfg(test)]
+mod tests;
+
+use gpu::{Device, Error, Pipeline, Recorder, Result, View};
+
+use crate::{
+    Kernel,
+    shaders::router::{Constants, Push, TIERS},
+    variant::Variant,
+};
+use policy::Plan;
+
+/// Registration for the self-test and the compile checks.
+pub static KERNEL: Kernel = Kernel {
+    name: "router",
+    about: "choice of experts: norm, scores, softmax and the largest",
+    variants: policy::variants,
+    cases: cases::cases,
+};
+
+/// The choice to make.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Shape {
+    /// Values per row, a multiple of 4.
+    pub k: usize,
+    /// Experts to choose from.
+    pub experts: usize,
+    /// Experts to choose per row.
+    pub per_token: usize,
+    /// Whether the weights of a row's experts add up to 1; otherwise those of all experts do.
+    pub renormalize: bool,
+    /// Added to the mean square of a row.
+    pub epsilon: f32,
+}
+
+/// Maximum experts to choose from.
+pub const MAX_EXPERTS: usize = 512;
+/// Maximum experts to choose per row.
+pub const MAX_PER_TOKEN: usize = 16;
+
+/// The buffers of one call.
+pub struct Operands {
+    /// f32, `[row][k]`, before the norm.
+    pub x: View,
+    /// f32, `[expert][k]`, each multiplied by the norm's weight.
+    pub w: View,
+    /// One u32: the number of active rows. The experts of the others are [`super::NO_EXPERT`].
+    pub active: View,
+    /// Scratch memory: [`Router::scratch_bytes`], initially zero.
+    pub scratch: View,
+    /// u32, `[row][per_token]`, written: the experts, by decreasing weight.
+    pub chosen: View,
+    /// f32, `[row][per_token]`, written: their weights.
+    pub weights: View,
+}
+
+/// The kernel for one shape.
+pub struct Router {
+    shape: Shape,
+    plan: Plan,
+    pipeline: Pipeline,
+}
+
+impl Router {
+    /// Selects the variant for steps of `rows` rows and compiles it.
+    pub fn new(device: &Device, shape: Shape, rows: usize) -> Result<Self> {
+        Self::with_plan(device, shape, policy::plan(device.caps(), rows))
+    }
+
+    /// The same with a given plan.
+    pub fn with_plan(device: &Device, shape: Shape, plan: Plan) -> Result<Self> {
+        let Shape { k, experts, per_token, .. } = shape;
+        if !k.is_multiple_of(4)
+            || experts > MAX_EXPERTS
+            || !(1..=experts.min(MAX_PER_TOKEN)).contains(&per_token)
+        {
+            let reason = format!(
+                "{per_token} of {experts} experts for rows of {k} values; it chooses up to {MAX_PER_TOKEN} of up to \
+                 {MAX_EXPERTS}, for rows of multiples of 4 values"
+            );
+            return Err(Error::InvalidUse { what: "router".into(), reason });
+        }
+        Ok(Self { shape, plan, pipeline: variant(plan, shape.renormalize).pipeline(device)? })
+    }
+
+    /// Scratch memory for this many rows: a counter per tile of rows, and the scores.
+    pub fn scratch_bytes(&self, rows: usize) -> u64 {
+        self.counter_bytes(rows) + (rows * self.shape.experts * 4) as u64
+    }
+
+    fn counter_bytes(&self, rows: usize) -> u64 {
+        (rows.div_ceil(self.plan.rows as usize) as u64 * 4).next_multiple_of(16)
+    }
+
+    /// Records the kernel for up to `rows` rows.
+    pub fn record(
+        &self,
+        recorder: &mut Recorder,
+        name: &str,
+        rows: usize,
+        operands: &Operands,
+    ) -> Result<()> {
+        let Operands { x, w, active, scratch, chosen, weights } = operands;
+        let Shape { k, experts, per_token, epsilon, .. } = self.shape;
+        let too_short = |view: &View, words: usize| view.len() < words as u64 * 4;
+        let short = too_short(x, rows * k)
+            || too_short(w, experts * k)
+            || too_short(active, 1)
+            || too_short(chosen, rows * per_token)
+            || too_short(weights, rows * per_token)
+            || scratch.len() < self.scratch_bytes(rows);
+        if short || [x, w].iter().any(|view| !view.address().is_multiple_of(16)) {
+            let reason = format!(
+                "an operand is too short for {rows} rows, {per_token} of {experts} experts and {k} values, or x or w is not \
+                 aligned to 16 bytes"
+            );
+            return Err(Error::InvalidUse { what: name.to_string(), reason });
+        }
+        let counters = self.counter_bytes(rows);
+        let push = Push {
+            x: x.clone().into(),
+            w: w.clone().into(),
+            active_rows: active.clone().into(),
+            scores: scratch.slice(counters..self.scratch_bytes(rows))?.into(),
+            counters: scratch.slice(0..counters)?.into(),
+            chosen: chosen.clone().into(),
+            weights: weights.clone().into(),
+            k: k as u32,
+            rows: rows as u32,
+            experts: experts as u32,
+            per_token: per_token as u32,
+            epsilon,
+        };
+        let groups =
+            [(experts as u32).div_ceil(self.plan.expert_tile), (rows as u32).div_ceil(self.plan.rows), 1];
+        recorder.dispatch(name, &self.pipeline, groups, &push)
+    }
+}
+
+fn variant(plan: Plan, renormalize: bool) -> Variant {
+    let Plan { tier, threads, expert_tile, rows, subgroup } = plan;
+    let constants = Constants { threads, expert_tile, rows, max_experts: MAX_EXPERTS as u32, renormalize };
+    let label = format!(
+        "{threads} threads, {expert_tile} experts × {rows} rows{}",
+        if renormalize { ", renormalised" } else { "" }
+    );
+    Variant::new(label, TIERS, tier, &constants, subgroup)
+}

@@ -1,0 +1,59 @@
+use gpu::known;
+
+use super::{MAX_EXPERTS, Router, Shape, cases, policy};
+
+const SHAPE: Shape = Shape { k: 8, experts: 4, per_token: 2, renormalize: true, epsilon: 1e-6 };
+
+#[test]
+fn all_cases_on_the_cpu_driver() {
+    crate::variant::run_cases_on_cpu(&super::KERNEL);
+}
+
+#[test]
+fn nan_and_infinity_choose_valid_experts_with_nan_weights() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let w: Vec<f32> = (0..32).map(|i| i as f32 * 0.1).collect();
+    for bad in [f32::NAN, -f32::NAN, f32::INFINITY] {
+        let mut x = vec![1.0; 16];
+        x[3] = bad;
+        let (comparison, chosen, weights) = cases::route(&device, SHAPE, &x, &w).unwrap();
+        assert!(comparison.first_mismatch.is_none(), "{comparison:?}");
+        assert!(chosen[..4].iter().all(|expert| *expert < 4), "{chosen:?}");
+        assert!(chosen[0] != chosen[1] && weights[0].is_nan(), "{chosen:?} {weights:?}");
+        assert!((weights[2] + weights[3] - 1.0).abs() < 1e-6, "the other row is not affected: {weights:?}");
+    }
+}
+
+#[test]
+fn equal_scores_choose_the_first_experts() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let (_, chosen, weights) = cases::route(&device, SHAPE, &[1.0; 8], &[0.5; 32]).unwrap();
+    assert_eq!((&chosen[..2], &weights[..2]), (&[0, 1][..], &[0.5, 0.5][..]));
+}
+
+#[test]
+fn plans_fit_the_device() {
+    for caps in [known::h200(), known::radeon_780m(), known::mesa_cpu(), known::bare_vulkan_13()] {
+        for rows in [1, 31, 32, 255, 256, 2048] {
+            let plan = policy::plan(&caps, rows);
+            assert!(plan.threads <= caps.max_threads && plan.threads >= plan.expert_tile, "{plan:?}");
+            let floats =
+                plan.rows * (plan.threads + plan.threads / plan.expert_tile) + 2 * MAX_EXPERTS as u32 + 17;
+            assert!(floats * 4 <= caps.max_shared_bytes.min(16384), "{plan:?}");
+        }
+    }
+}
+
+#[test]
+fn impossible_choices_are_rejected() {
+    let Some(device) = testkit::cpu_device() else { return };
+    for wrong in [
+        Shape { per_token: 5, ..SHAPE },
+        Shape { per_token: 0, ..SHAPE },
+        Shape { k: 6, ..SHAPE },
+        Shape { experts: 513, ..SHAPE },
+        Shape { experts: 64, per_token: 17, ..SHAPE },
+    ] {
+        assert!(Router::new(&device, wrong, 1).is_err(), "{wrong:?}");
+    }
+}
