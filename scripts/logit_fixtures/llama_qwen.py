@@ -1,7 +1,7 @@
-"""Llama, Qwen 2 and Qwen 3: folders, and GGUF files with byte-level vocabularies.
+"""Llama, Qwen 2, Qwen 3 and Qwen 3 MoE: folders, and GGUF files with byte-level vocabularies.
 
-The three differ little: Llama has RoPE scaling, and llama.cpp stores its query and key rows in another order; Qwen 2 has
-biases; Qwen 3 normalises queries and keys.
+They differ little: Llama has RoPE scaling, and llama.cpp stores its query and key rows in another order; Qwen 2 has
+biases; Qwen 3 normalises queries and keys; Qwen 3 MoE has experts, whose tensors llama.cpp stacks.
 """
 import json
 import math
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import gguf
 import numpy as np
+import safetensors.torch
 import torch
 import transformers
 from gguf import GGMLQuantizationType as Type
@@ -24,7 +25,7 @@ GGUF_NAMES = {
     "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
     "self_attn.o_proj": "attn_output", "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+    "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "mlp.gate": "ffn_gate_inp",
 }
 FILE_TYPES = {Type.F16: 1, Type.Q4_0: 2, Type.Q4_1: 3, Type.Q8_0: 7}
 LINEAR = dict(rope_type="linear", factor=4.0)
@@ -47,6 +48,8 @@ class Fixture:
     # RoPE in separate keys, as in all published configs; otherwise as transformers writes it now.
     older: bool = True
     gguf: Type | None = None
+    # Gate and up of experts in one tensor, as transformers holds them; otherwise in two.
+    fused: bool = False
 
 
 def dims(heads, kv_heads, head_dim, hidden, intermediate, layers, vocab, tied, **more):
@@ -55,6 +58,12 @@ def dims(heads, kv_heads, head_dim, hidden, intermediate, layers, vocab, tied, *
         num_attention_heads=heads, num_key_value_heads=kv_heads, hidden_size=hidden, intermediate_size=intermediate,
         num_hidden_layers=layers, vocab_size=vocab, tie_word_embeddings=tied, max_position_embeddings=512,
         **({"head_dim": head_dim} if head_dim else {}), **more,
+    )
+
+
+def experts(count, per_token, intermediate, renormalize):
+    return dict(
+        num_experts=count, num_experts_per_tok=per_token, moe_intermediate_size=intermediate, norm_topk_prob=renormalize,
     )
 
 
@@ -91,6 +100,17 @@ FIXTURES = {
     "qwen3_gguf_q8_0": Fixture(
         "qwen3", 4, dims(3, 1, 64, 64, 96, 2, QWEN, True), 1e6, vocabulary=QWEN2, gguf=Type.Q8_0,
     ),
+    "qwen3moe": Fixture("qwen3moe", 1, dims(2, 1, 64, 64, 96, 2, 133, True, **experts(6, 2, 32, True)), 1e6, older=False),
+    "qwen3moe_fused": Fixture(
+        "qwen3moe", 2, dims(2, 1, 64, 64, 96, 1, 133, False, **experts(5, 3, 16, False)), 1e6, older=False, fused=True,
+    ),
+    "qwen3moe_gguf_q8_0": Fixture(
+        "qwen3moe", 4, dims(3, 1, 64, 64, 96, 2, QWEN, True, **experts(8, 2, 64, True)), 1e6, vocabulary=QWEN2, gguf=Type.Q8_0,
+    ),
+    "qwen3moe_gguf_f16": Fixture(
+        "qwen3moe", 5, dims(2, 1, 64, 96, 32, 1, QWEN, True, **experts(4, 2, 48, True)), 1e6, vocabulary=QWEN2, gguf=Type.F16,
+        fused=True,
+    ),
 }
 NAMES = list(FIXTURES)
 
@@ -104,12 +124,14 @@ def spread(name):
         return 1.4, 0.4
     if name.endswith(".bias"):
         return 0.0, 0.7
+    if name.endswith("mlp.gate.weight"):
+        return 0.0, 0.3  # experts differ in weight, and none always wins
     return 0.0, 0.07 if "embed_tokens" in name or "lm_head" in name else 0.12
 
 
 def random_model(fixture, dtype):
     rope = dict(fixture.scaling or {"rope_type": "default"}, rope_theta=fixture.theta)
-    kind = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}[fixture.family]
+    kind = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "qwen3moe": "Qwen3Moe"}[fixture.family]
     config = getattr(transformers, kind + "Config")(**fixture.config, rope_parameters=rope)
     config._attn_implementation = "eager"
     model = getattr(transformers, kind + "ForCausalLM")(config).to(dtype).eval()
@@ -155,12 +177,22 @@ def reference(folder, note, fixture, model, rng):
 def hugging_face(folder, fixture):
     model, rng = random_model(fixture, torch.bfloat16)
     save_folder(model, folder)
+    if fixture.fused:
+        stack_experts(folder / "model.safetensors", model)
     if fixture.older:
         published_spelling(folder / "config.json", fixture)
     if fixture.vocabulary:
         fixture.vocabulary.save(folder)
     model = type(model).from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="eager").float().eval()
     reference(folder, "bf16 weights cast to f32, computed in f32", fixture, model, rng)
+
+
+def stack_experts(path, model):
+    """Store experts as the model holds them, in tensors of three dimensions; save_pretrained divides them."""
+    tensors = {name: tensor for name, tensor in safetensors.torch.load_file(path).items() if ".experts." not in name}
+    tensors |= {name: value.data.contiguous() for name, value in model.named_parameters() if ".experts." in name}
+    safetensors.torch.save_file(tensors, path, metadata={"format": "pt"})
+    path.chmod(0o644)
 
 
 def pairs_together(rows, heads):
@@ -194,12 +226,32 @@ def gguf_metadata(writer, name, fixture, config):
     if "head_dim" in said:
         writer.add_key_length(said["head_dim"])
         writer.add_value_length(said["head_dim"])
+    if fixture.family == "qwen3moe":
+        writer.add_expert_count(said["num_experts"])
+        writer.add_expert_used_count(said["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(said["moe_intermediate_size"])
     writer.add_file_type(FILE_TYPES[fixture.gguf])
     if fixture.family == "llama":
         writer.add_vocab_size(said["vocab_size"])
         writer.add_rope_dimension_count(config.head_dim)
     fixture.vocabulary.write(writer)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+
+
+def store_experts(writer, name, values, fixture):
+    """Write a projection of all experts and return it as a reader would see it."""
+    layer = f"blk.{name.split('.')[2]}"
+    if name.endswith("down_proj"):
+        parts = {"ffn_down_exps": values}
+    elif fixture.fused:
+        parts = {"ffn_gate_up_exps": values}
+    else:
+        gate, up = np.split(values, 2, axis=1)
+        parts = {"ffn_gate_exps": gate, "ffn_up_exps": up}
+    stored = [
+        store_matrix(writer, f"{layer}.{part}.weight", np.ascontiguousarray(of), fixture.gguf) for part, of in parts.items()
+    ]
+    return np.concatenate(stored, axis=1)
 
 
 def gguf_file(folder, fixture):
@@ -212,8 +264,12 @@ def gguf_file(folder, fixture):
         writer.add_tensor("rope_freqs.weight", divisors(fixture, config.head_dim))
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for name, parameter in model.named_parameters():
-        values, stored_name = parameter.data.numpy(), gguf_name(name, GGUF_NAMES)
-        if values.ndim == 1:
+        values = parameter.data.numpy()
+        if ".experts." in name:
+            parameter.data = torch.from_numpy(store_experts(writer, name, values, fixture))
+            continue
+        stored_name = gguf_name(name, GGUF_NAMES)
+        if values.ndim == 1 or name.endswith("mlp.gate.weight"):
             writer.add_tensor(stored_name, values)
             continue
         turned = heads.get(name.split(".")[-2]) if llama else None

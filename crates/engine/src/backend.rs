@@ -89,8 +89,9 @@ pub trait Backend: Send + 'static {
     /// Usual number of steps of a decode run with this many rows.
     fn decode_run_steps(&self, rows: usize) -> usize;
 
-    /// Bytes of weights, keys and values that a decode step reads, given the length of each sequence. Cheap.
-    fn step_bytes(&self, depths: &[u32]) -> u64;
+    /// Bytes of weights, keys and values that a decode step reads, given the length of each sequence. Cheap. `None` if it
+    /// depends on the tokens, as with experts.
+    fn step_bytes(&self, depths: &[u32]) -> Option<u64>;
 
     /// Runs one step of a mixed batch: a token per decode row, and 1 to [`Capacity::max_chunks_per_step`]
     /// prefill chunks. On an error no sequence advances.

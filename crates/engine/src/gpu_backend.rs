@@ -123,12 +123,11 @@ impl Backend for GpuBackend {
         self.runner.as_ref().map_or(1, |runner| runner.decode_run_steps(rows))
     }
 
-    fn step_bytes(&self, depths: &[u32]) -> u64 {
-        self.runner.as_ref().map_or(0, |runner| {
-            let model = runner.model();
-            let kv_bytes = depths.iter().map(|depth| runner.cache().bytes_read(&model.config, *depth));
-            model.bytes_per_step() + kv_bytes.sum::<u64>()
-        })
+    fn step_bytes(&self, depths: &[u32]) -> Option<u64> {
+        let runner = self.runner.as_ref()?;
+        let model = runner.model();
+        let kv_bytes = depths.iter().map(|depth| runner.cache().bytes_read(&model.config, *depth));
+        Some(model.bytes_per_step(depths.len())? + kv_bytes.sum::<u64>())
     }
 
     fn mixed(

@@ -345,9 +345,9 @@ impl Backend for MockBackend {
         self.options.max_steps
     }
 
-    fn step_bytes(&self, depths: &[u32]) -> u64 {
+    fn step_bytes(&self, depths: &[u32]) -> Option<u64> {
         // 1000 bytes of weights, and 10 bytes of keys and values per position.
-        1000 + depths.iter().map(|depth| u64::from(*depth) * 10).sum::<u64>()
+        Some(1000 + depths.iter().map(|depth| u64::from(*depth) * 10).sum::<u64>())
     }
 
     fn mixed(

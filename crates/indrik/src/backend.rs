@@ -140,7 +140,7 @@ impl Backend for SharedBackend {
         self.for_step().decode_run_steps(rows)
     }
 
-    fn step_bytes(&self, depths: &[u32]) -> u64 {
+    fn step_bytes(&self, depths: &[u32]) -> Option<u64> {
         self.for_step().step_bytes(depths)
     }
 

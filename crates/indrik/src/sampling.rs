@@ -10,7 +10,7 @@ pub fn recommended_sampling(architecture: Architecture) -> Sampling {
         // Meta recommends no top-k; 50 is the default of transformers.
         Architecture::Llama => (0.6, 50, 0.9),
         Architecture::Qwen2 => (0.7, 20, 0.8),
-        Architecture::Qwen3 => (0.6, 20, 0.95),
+        Architecture::Qwen3 | Architecture::Qwen3Moe => (0.6, 20, 0.95),
     };
     Sampling { temperature, top_k, top_p, ..Sampling::default() }
 }

@@ -35,6 +35,7 @@ pub(crate) fn layers(step: &mut Step<'_>, layers: Range<u32>) -> Result<()> {
         step.add_and_norm((layer, Role::PostAttentionNorm), (layer, Role::FeedForwardNorm))?;
         match feed_forward {
             FeedForward::Dense { activation, .. } => feed_forward::dense(step, layer, activation)?,
+            FeedForward::Experts(experts) => feed_forward::experts(step, layer, &experts)?,
         }
     }
     Ok(())

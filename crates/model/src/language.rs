@@ -46,7 +46,10 @@ impl Language {
             (Some(source), _) => Some(ChatTemplate::new(&source, &bos, &eos).map_err(wrong)?),
             (None, Architecture::Gemma3) => Some(ChatTemplate::gemma3()),
             // Without a template these are not chat models, or each has its own format.
-            (None, Architecture::Llama | Architecture::Qwen2 | Architecture::Qwen3) => None,
+            (
+                None,
+                Architecture::Llama | Architecture::Qwen2 | Architecture::Qwen3 | Architecture::Qwen3Moe,
+            ) => None,
         };
         let mut stop_token_ids = [tokenizer.stop_token_ids(), &checkpoint.config.eos].concat();
         stop_token_ids.sort_unstable();

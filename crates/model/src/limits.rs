@@ -1,6 +1,6 @@
 //! The limits of a runner, and the memory that follows from them.
 
-use checkpoint::{Attention, Config, LayerSpec, Mixer};
+use checkpoint::{Attention, Config, FeedForward, LayerSpec, Mixer};
 use gpu::{AdapterInfo, AdapterKind};
 use kernels::matmul::coopmat;
 use tensor::KvScheme;
@@ -201,8 +201,23 @@ fn row_bytes(config: &Config) -> u64 {
     let row = 4 * u64::from(config.hidden)
         + 3 * u64::from(config.query_rows())
         + 2 * u64::from(config.kv_rows())
-        + 3 * u64::from(config.intermediate);
+        + config
+            .layer_specs()
+            .map(|layer| feed_forward_values(config, layer.feed_forward))
+            .max()
+            .unwrap_or(0);
     row * 4
+}
+
+/// Gate, up and their product; with experts, their products, outputs, scores and groups.
+fn feed_forward_values(config: &Config, feed_forward: FeedForward) -> u64 {
+    match feed_forward {
+        FeedForward::Dense { intermediate, .. } => 3 * u64::from(intermediate),
+        FeedForward::Experts(experts) => {
+            let pairs = u64::from(experts.per_token);
+            pairs * u64::from(experts.intermediate + config.hidden + 16) + u64::from(experts.count)
+        }
+    }
 }
 
 /// Additional bytes per row of small batches, whose products leave up to eight partial sums of QKV and of a

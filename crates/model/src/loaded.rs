@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use checkpoint::{Attention, Checkpoint, Config, Mixer, Role, Slot, Tower, family::Activation};
+use checkpoint::{
+    Attention, Checkpoint, Config, Experts, FeedForward, Mixer, Role, Slot, family::Activation,
+};
 use gpu::{Arena, Buffer, Device, Lifetime, Memory, Tier, View};
 use kernels::{
     Activations, Epilogue, HALF_GROUP, Matrix,
@@ -66,21 +68,28 @@ const COOPMAT_MIN_ROWS: usize = 3;
 /// Timeout of uploading some hundred KB; Mesa's CPU driver is slow.
 const UPLOAD_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// The lengths of the rows that products take.
+fn product_lengths(config: &Config) -> impl Iterator<Item = u32> {
+    let widths = config.layer_specs().map(|layer| match layer.feed_forward {
+        FeedForward::Dense { intermediate, .. } => intermediate,
+        FeedForward::Experts(experts) => experts.intermediate,
+    });
+    [config.hidden, config.query_rows()].into_iter().chain(widths)
+}
+
 /// Whether few rows can be int16: products are then packed dot products of bytes, bound by memory and next to
 /// exact. That takes integer weights, rows of whole half groups, and gate and up in one matrix.
 fn supports_int16(config: &Config, weights: &Weights) -> bool {
-    let lengths = [config.hidden, config.query_rows(), config.intermediate];
-    let aligned = lengths.iter().all(|length| (*length as usize).is_multiple_of(HALF_GROUP));
+    let aligned = product_lengths(config).all(|length| (length as usize).is_multiple_of(HALF_GROUP));
     let integers = weights.matrices.iter().all(|(_, matrix)| !matrix.layout().scheme.is_float());
-    let joined = (0..config.layers).all(|layer| weights.by_id(MatrixId::GateUp(layer)).count() == 1);
+    let joined = (0..config.layers).all(|layer| weights.by_id(MatrixId::GateUp(layer)).count() <= 1);
     aligned && integers && joined
 }
 
 /// Whether cooperative matrices take the model's matrices and activations, which they load four values at a
 /// time.
 fn supports_f16(config: &Config, weights: &Weights) -> bool {
-    let lengths = [config.hidden, config.query_rows(), config.intermediate];
-    let aligned = lengths.iter().all(|length| length.is_multiple_of(4));
+    let aligned = product_lengths(config).all(|length| length.is_multiple_of(4));
     let supported = weights.matrices.iter().all(|(_, matrix)| coopmat::policy::supports(&matrix.layout()));
     aligned && supported
 }
@@ -174,6 +183,44 @@ impl Model {
         }
     }
 
+    /// Plan of a product of f16 activations over experts.
+    pub(crate) fn expert_coopmat_plan(
+        &self,
+        shape: &coopmat::policy::Shape,
+    ) -> Option<coopmat::policy::Plan> {
+        let caps = self.device.caps();
+        match self.matrix_units {
+            MatrixUnits::Device(fragments) if self.reproducible => {
+                let narrow = coopmat::policy::expert_plan(
+                    caps,
+                    fragments,
+                    &coopmat::policy::Shape { columns: 16, ..*shape },
+                )?;
+                let plan = coopmat::policy::expert_plan(caps, fragments, shape)?;
+                Some(coopmat::policy::Plan { direct: narrow.direct, ..plan })
+            }
+            MatrixUnits::Device(fragments) => coopmat::policy::expert_plan(caps, fragments, shape),
+            MatrixUnits::Emulated => coopmat::policy::emulated(caps, shape),
+        }
+    }
+
+    /// The experts, where the model's layers have them.
+    pub(crate) fn experts(&self) -> Option<Experts> {
+        self.config.layer_specs().find_map(|layer| match layer.feed_forward {
+            FeedForward::Dense { .. } => None,
+            FeedForward::Experts(experts) => Some(experts),
+        })
+    }
+
+    /// The router of a layer with experts.
+    pub(crate) fn router(&self, layer: u32) -> Result<View> {
+        let missing = || gpu::Error::InvalidUse {
+            what: format!("router of layer {layer}"),
+            reason: "was not loaded".into(),
+        };
+        Ok(self.weights.routers.get(&layer).ok_or_else(missing)?.view())
+    }
+
     /// Plan of flash attention, which writes f16 activations for prefill rows, where there is one.
     pub(crate) fn flash_plan(&self, shape: &flash::policy::Shape) -> Option<flash::policy::Plan> {
         let caps = self.device.caps();
@@ -218,20 +265,24 @@ impl Model {
                 MatrixId::Qkv(layer)
                 | MatrixId::AttentionOutput(layer)
                 | MatrixId::GateUp(layer)
-                | MatrixId::Down(layer) => *layer as usize,
+                | MatrixId::Down(layer)
+                | MatrixId::ExpertGateUp(layer)
+                | MatrixId::ExpertDown(layer) => *layer as usize,
                 MatrixId::Head => layers,
                 MatrixId::Embedding if tied => layers,
                 MatrixId::Embedding => continue,
             };
-            sizes[unit].bytes += matrix.bytes();
-            sizes[unit].weights += (matrix.layout().rows * matrix.layout().k) as u64;
+            let weights = (matrix.layout().rows * matrix.layout().k) as u64;
+            // Of the experts, those of a single row.
+            sizes[unit].bytes += self.read_per_row(*id, matrix.bytes());
+            sizes[unit].weights += self.read_per_row(*id, weights);
         }
         sizes
     }
 
     /// A norm's weight.
     pub(crate) fn norm(&self, layer: Option<u32>, role: Role) -> Result<View> {
-        let slot = Slot { tower: Tower::Text, layer, role };
+        let slot = Slot::text(layer, role);
         let missing =
             || gpu::Error::InvalidUse { what: format!("{role:?}"), reason: "was not loaded".into() };
         Ok(self.weights.norms.get(&slot).ok_or_else(missing)?.view())
@@ -247,17 +298,31 @@ impl Model {
         self.single_matrix(MatrixId::Head).or_else(|_| self.embeddings())
     }
 
-    fn single_matrix(&self, id: MatrixId) -> Result<&Matrix> {
+    pub(crate) fn single_matrix(&self, id: MatrixId) -> Result<&Matrix> {
         let missing = || gpu::Error::InvalidUse { what: id.to_string(), reason: "was not loaded".into() };
         Ok(self.weights.by_id(id).next().ok_or_else(missing)?)
     }
 
-    /// Bytes of weights that a step reads: all matrices, except embeddings that are not also the head.
-    pub fn bytes_per_step(&self) -> u64 {
+    /// Bytes of weights that a step of this many rows reads: all matrices, except embeddings that are not also the head.
+    /// `None` where it depends on the experts that several rows have in common.
+    pub fn bytes_per_step(&self, rows: usize) -> Option<u64> {
+        if rows > 1 && self.experts().is_some() {
+            return None;
+        }
         let has_head = self.weights.by_id(MatrixId::Head).next().is_some();
         let skipped = |id: &MatrixId| has_head && *id == MatrixId::Embedding;
         let matrices = self.weights.matrices.iter().filter(|(id, _)| !skipped(id));
-        matrices.map(|(_, matrix)| matrix.bytes()).sum()
+        Some(matrices.map(|(id, matrix)| self.read_per_row(*id, matrix.bytes())).sum())
+    }
+
+    /// How much of something that a matrix has is read for a single row: of the experts, that of its own.
+    fn read_per_row(&self, id: MatrixId, all: u64) -> u64 {
+        match (id, self.experts()) {
+            (MatrixId::ExpertGateUp(_) | MatrixId::ExpertDown(_), Some(experts)) => {
+                all / u64::from(experts.count) * u64::from(experts.per_token)
+            }
+            _ => all,
+        }
     }
 }
 

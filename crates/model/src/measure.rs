@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use checkpoint::{Config, FeedForward, LayerSpec, Mixer, Role, Slot, Tower};
+use checkpoint::{Config, Experts, FeedForward, LayerSpec, Mixer, Role, Slot};
 use gpu::{Arena, Buffer, Device, Lifetime, Memory, TimestampMode, Timing};
 use kernels::{
     Matrix,
@@ -22,14 +22,23 @@ fn matrices(config: &Config, scheme: Scheme) -> Vec<(MatrixId, Layout)> {
     let hidden = config.hidden;
     let layer = |(index, LayerSpec { mixer, feed_forward }): (u32, LayerSpec)| {
         let Mixer::Attention(attention) = mixer;
-        let FeedForward::Dense { intermediate, .. } = feed_forward;
         let (query_rows, kv_rows) = (attention.query_rows(), attention.kv_rows());
+        let feed_forward = match feed_forward {
+            FeedForward::Dense { intermediate, .. } => [
+                (MatrixId::GateUp(index), 2 * intermediate, hidden),
+                (MatrixId::Down(index), hidden, intermediate),
+            ],
+            FeedForward::Experts(Experts { count, intermediate, .. }) => [
+                (MatrixId::ExpertGateUp(index), count * 2 * intermediate, hidden),
+                (MatrixId::ExpertDown(index), count * hidden, intermediate),
+            ],
+        };
         [
             (MatrixId::Qkv(index), query_rows + 2 * kv_rows, hidden),
             (MatrixId::AttentionOutput(index), hidden, query_rows),
-            (MatrixId::GateUp(index), 2 * intermediate, hidden),
-            (MatrixId::Down(index), hidden, intermediate),
         ]
+        .into_iter()
+        .chain(feed_forward)
     };
     let embedding = (MatrixId::Embedding, config.vocab, hidden);
     let head = (!config.tie_embeddings).then_some((MatrixId::Head, config.vocab, hidden));
@@ -43,11 +52,22 @@ pub fn weight_bytes(config: &Config, scheme: Scheme) -> u64 {
     matrices(config, scheme).into_iter().map(|(_, layout)| bytes(layout)).sum()
 }
 
-/// Bytes of matrices that a decode step reads: all, except embeddings that are not also the head.
+/// Bytes of matrices that a decode step of one row reads: all, except embeddings that are not also the head, and the
+/// experts that the row does not pass through.
 pub fn read_bytes(config: &Config, scheme: Scheme) -> u64 {
     let is_read = |id: MatrixId| id != MatrixId::Embedding || config.tie_embeddings;
     let read = matrices(config, scheme).into_iter().filter(|(id, _)| is_read(*id));
-    read.map(|(_, layout)| bytes(layout)).sum()
+    read.map(|(id, layout)| match id {
+        MatrixId::ExpertGateUp(layer) | MatrixId::ExpertDown(layer) => match config.layer(layer).feed_forward
+        {
+            FeedForward::Experts(experts) => {
+                bytes(layout) / u64::from(experts.count) * u64::from(experts.per_token)
+            }
+            FeedForward::Dense { .. } => bytes(layout),
+        },
+        _ => bytes(layout),
+    })
+    .sum()
 }
 
 fn bytes(layout: Layout) -> u64 {
@@ -86,8 +106,26 @@ impl Model {
             made.push((id, matrix));
         }
         let (norms, qkv_biases) = vectors(device, &config)?;
-        Self::from_weights(device, config, Weights { matrices: made, norms, qkv_biases })
+        let routers = routers(device, &config)?;
+        Self::from_weights(device, config, Weights { matrices: made, norms, qkv_biases, routers })
     }
+}
+
+/// Routers with random weights: rows hit experts evenly, other than those of a trained model.
+fn routers(device: &Device, config: &Config) -> Result<BTreeMap<u32, Buffer>> {
+    let random = Random::new(device, Distribution::Floats)?;
+    let mut arena = Arena::new(device, Lifetime::Weights, Memory::Device).with_block_size(4 << 20);
+    let mut recorder = device.recorder()?;
+    let mut routers = BTreeMap::new();
+    for (layer, spec) in (0..).zip(config.layer_specs()) {
+        if let FeedForward::Experts(experts) = spec.feed_forward {
+            let buffer = arena.buffer("router", u64::from(experts.count * config.hidden) * 4)?;
+            random.record(&mut recorder, "router", &buffer.view(), layer)?;
+            routers.insert(layer, buffer);
+        }
+    }
+    recorder.seal()?.run(TIMEOUT)?;
+    Ok(routers)
 }
 
 /// Norm weights of ones, and biases of zeros.
@@ -102,7 +140,7 @@ fn vectors(device: &Device, config: &Config) -> Result<(BTreeMap<Slot, Buffer>, 
             .extend([(Role::PostAttentionNorm, config.hidden), (Role::PostFeedForwardNorm, config.hidden)]);
     }
     let layer_norms = &layer_norms;
-    let slot = |layer: Option<u32>, role: Role| Slot { tower: Tower::Text, layer, role };
+    let slot = Slot::text;
     let layers = (0..config.layers)
         .flat_map(|layer| layer_norms.iter().map(move |(role, length)| (slot(Some(layer), *role), *length)))
         .chain([(slot(None, Role::FinalNorm), config.hidden)]);
@@ -211,6 +249,8 @@ impl Model {
                 MatrixId::AttentionOutput(_) => name == "output",
                 MatrixId::GateUp(_) => name == "gate and up" && self.weights.by_id(*id).count() == 1,
                 MatrixId::Down(_) => name == "down",
+                // How many experts a step reads is not known.
+                MatrixId::ExpertGateUp(_) | MatrixId::ExpertDown(_) => false,
             })
             .map(|(_, matrix)| matrix.bytes())
             .sum();

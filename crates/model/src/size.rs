@@ -30,6 +30,8 @@ pub enum Size {
     Qwen7B,
     /// Qwen 3 8B.
     Qwen3Of8B,
+    /// Qwen 3 30B-A3B, and Qwen 3 Coder.
+    Qwen3Of30B,
 }
 
 impl Size {
@@ -38,7 +40,7 @@ impl Size {
         [Size::Gemma270M, Size::Gemma1B, Size::Gemma4B, Size::Gemma12B, Size::Gemma27B];
 
     /// Every size.
-    pub const ALL: [Size; 11] = [
+    pub const ALL: [Size; 12] = [
         Size::Gemma270M,
         Size::Gemma1B,
         Size::Gemma4B,
@@ -50,6 +52,7 @@ impl Size {
         Size::Qwen1B5,
         Size::Qwen7B,
         Size::Qwen3Of8B,
+        Size::Qwen3Of30B,
     ];
 
     /// Its name on the command line.
@@ -66,6 +69,7 @@ impl Size {
             Size::Qwen1B5 => "qwen2.5-1.5b",
             Size::Qwen7B => "qwen2.5-7b",
             Size::Qwen3Of8B => "qwen3-8b",
+            Size::Qwen3Of30B => "qwen3-30b-a3b",
         }
     }
 
@@ -87,6 +91,10 @@ impl Size {
             Size::Qwen1B5 => dense("qwen2", 28, 1536, 8960, [12, 2, 128], 151_936, true, 32768),
             Size::Qwen7B => dense("qwen2", 28, 3584, 18944, [28, 4, 128], 152_064, false, 32768),
             Size::Qwen3Of8B => dense("qwen3", 36, 4096, 12288, [32, 8, 128], 151_936, false, 40960),
+            Size::Qwen3Of30B => experts(
+                dense("qwen3_moe", 48, 2048, 6144, [32, 4, 128], 151_936, false, 262_144),
+                [128, 8, 768],
+            ),
         }
     }
 }
@@ -128,6 +136,15 @@ fn dense(
         "max_position_embeddings": positions, "vocab_size": vocab, "tie_word_embeddings": tied,
         "rope_theta": if family == "llama" { 1e5 } else { 1e6 },
     })
+}
+
+/// The same with experts: their number, those per token, and their width.
+fn experts(mut config: Value, [count, per_token, intermediate]: [u32; 3]) -> Value {
+    config["num_experts"] = json!(count);
+    config["num_experts_per_tok"] = json!(per_token);
+    config["moe_intermediate_size"] = json!(intermediate);
+    config["norm_topk_prob"] = json!(true);
+    config
 }
 
 fn llama3(layers: u32, hidden: u32, intermediate: u32, heads: [u32; 3], tied: bool, factor: u32) -> Value {

@@ -1,12 +1,13 @@
 //! Recording a step: the operations that the decoder is written in, on the buffers of one bucket of rows.
 
+mod experts;
 mod kv_splits;
 mod prefetch;
 mod product;
 mod scratch;
 mod split_k;
 
-use checkpoint::{Config, Role};
+use checkpoint::{Config, FeedForward, Role};
 use gpu::{Recorder, View};
 use kernels::{
     Vectors,
@@ -53,13 +54,24 @@ pub(crate) struct Step<'a> {
     swapped: bool,
     /// Partial sums of the last block's output.
     partials: u32,
+    /// Whether they are the outputs of experts, each with a weight.
+    weighted: bool,
     /// The list of matrix–vector products, if they are listed instead of recorded.
     products: Option<Vec<Product<'a>>>,
 }
 
 impl<'a> Step<'a> {
     pub fn new(buffers: StepBuffers<'a>, batch: Batch, recorder: &'a mut Recorder) -> Self {
-        Self { buffers, batch, recorder, pending_norm: None, swapped: false, partials: 1, products: None }
+        Self {
+            buffers,
+            batch,
+            recorder,
+            pending_norm: None,
+            swapped: false,
+            partials: 1,
+            weighted: false,
+            products: None,
+        }
     }
 
     /// A step that lists its matrix–vector products instead of recording them.
@@ -93,10 +105,25 @@ impl<'a> Step<'a> {
     pub fn resume_at(&mut self, layer: u32) {
         let StepBuffers { model, scratch, .. } = self.buffers;
         self.swapped = layer > 0;
-        self.partials = match layer {
-            0 => 1,
-            _ => partial_sums(model, scratch.rows, MatrixId::Down(layer - 1)),
-        };
+        if layer == 0 {
+            return;
+        }
+        match model.config.layer(layer - 1).feed_forward {
+            FeedForward::Dense { .. } => {
+                self.set_partials(partial_sums(model, scratch.rows, MatrixId::Down(layer - 1)), false);
+            }
+            FeedForward::Experts(experts) => self.set_partials(experts.per_token, true),
+        }
+    }
+
+    /// Sets in how many partial sums a block's output is left, and whether these have weights.
+    fn set_partials(&mut self, partials: u32, weighted: bool) {
+        (self.partials, self.weighted) = (partials, weighted);
+    }
+
+    /// The weights of the last block's partial sums, where they have any.
+    fn partial_weights(&self) -> Option<View> {
+        self.weighted.then(|| self.buffers.scratch.experts().weights.view())
     }
 
     /// The residual stream and, where products compute their own norm, the buffer that the next one writes it
@@ -141,9 +168,11 @@ impl<'a> Step<'a> {
             output: scratch.normed.kind(),
             gather: false,
             partials: 1,
+            weighted: false,
         };
         let operands = norm::Operands {
             x: scratch.residual.view(),
+            partial_weights: None,
             post_weight: None,
             residual: None,
             weight: model.norm(Some(layer), role)?,
@@ -167,9 +196,11 @@ impl<'a> Step<'a> {
             output: scratch.normed.kind(),
             gather: false,
             partials: self.partials,
+            weighted: self.weighted,
         };
         let operands = norm::Operands {
             x: scratch.block.view(),
+            partial_weights: self.partial_weights(),
             post_weight,
             residual: Some(scratch.residual.view()),
             weight: model.norm(Some(norm.0), norm.1)?,
@@ -195,9 +226,11 @@ impl<'a> Step<'a> {
             output: outputs.normed.kind(),
             gather: true,
             partials: self.partials,
+            weighted: self.weighted,
         };
         let operands = norm::Operands {
             x: scratch.block.view(),
+            partial_weights: self.partial_weights(),
             post_weight,
             residual: Some(scratch.residual.view()),
             weight: model.norm(None, last)?,

@@ -3,9 +3,11 @@
 //!
 //! The rows of query, key and value follow each other in one matrix, and strips of gate and up alternate in
 //! one, so that one kernel computes all of them. Where a file stores them in different schemes they remain
-//! separate matrices.
+//! separate matrices. The experts of a layer follow each other in one matrix.
 
-use checkpoint::{Attention, AttentionSpan, Checkpoint, Config, FeedForward, Mixer, Role, Tensor};
+use checkpoint::{
+    Attention, AttentionSpan, Checkpoint, Config, Experts, FeedForward, Mixer, Role, Slot, Tensor,
+};
 use kernels::transcode::StripMap;
 use tensor::{Encoding, KvScheme, Layout, STRIP, Scheme};
 
@@ -32,6 +34,8 @@ pub struct MatrixSpec<'a> {
     pub layout: Layout,
     /// The tensors it is made of, and the strips that each one fills.
     pub tensors: Vec<(&'a Tensor, StripMap)>,
+    /// The experts that it holds, if it does: a token reads only some of them.
+    pub experts: Option<Experts>,
 }
 
 /// Memory to reserve beside the weights.
@@ -75,6 +79,10 @@ pub enum MatrixId {
     GateUp(u32),
     /// Down projection.
     Down(u32),
+    /// Gate and up projections of all experts.
+    ExpertGateUp(u32),
+    /// Down projections of all experts.
+    ExpertDown(u32),
 }
 
 impl std::fmt::Display for MatrixId {
@@ -86,6 +94,8 @@ impl std::fmt::Display for MatrixId {
             MatrixId::AttentionOutput(layer) => write!(f, "layer {layer} output"),
             MatrixId::GateUp(layer) => write!(f, "layer {layer} gate and up"),
             MatrixId::Down(layer) => write!(f, "layer {layer} down"),
+            MatrixId::ExpertGateUp(layer) => write!(f, "layer {layer} gate and up of experts"),
+            MatrixId::ExpertDown(layer) => write!(f, "layer {layer} down of experts"),
         }
     }
 }
@@ -94,11 +104,12 @@ impl<'a> Blueprint<'a> {
     /// The matrices of a checkpoint.
     pub fn new(checkpoint: &'a Checkpoint) -> Result<Self> {
         let mut matrices = Vec::new();
-        let mut add = |id, order, tensors: &[&'a Tensor]| add(&mut matrices, checkpoint, id, order, tensors);
         let embedding = checkpoint.tensor(None, Role::Embed)?;
-        add(MatrixId::Embedding, StripOrder::Sequential, &[embedding])?;
+        add(&mut matrices, checkpoint, MatrixId::Embedding, StripOrder::Sequential, &[embedding])?;
         for (index, spec) in (0..).zip(checkpoint.config.layer_specs()) {
             let tensor = |role| checkpoint.tensor(Some(index), role);
+            let mut add =
+                |id, order, tensors: &[&'a Tensor]| add(&mut matrices, checkpoint, id, order, tensors);
             match spec.mixer {
                 Mixer::Attention(_) => {
                     let qkv = [tensor(Role::Query)?, tensor(Role::Key)?, tensor(Role::Value)?];
@@ -113,12 +124,15 @@ impl<'a> Blueprint<'a> {
                     add(MatrixId::GateUp(index), StripOrder::Alternating, &gate_up)?;
                     add(MatrixId::Down(index), StripOrder::Sequential, &[tensor(Role::Down)?])?;
                 }
+                FeedForward::Experts(experts) => {
+                    experts_of_layer(&mut matrices, checkpoint, index, experts)?;
+                }
             }
         }
         if let Some(head) = checkpoint.inventory.head().filter(|head| head.name != embedding.name) {
-            add(MatrixId::Head, StripOrder::Sequential, &[head])?;
+            add(&mut matrices, checkpoint, MatrixId::Head, StripOrder::Sequential, &[head])?;
         }
-        let vectors = checkpoint.inventory.iter().filter(|(_, tensor)| tensor.shape.len() == 1);
+        let vectors = checkpoint.inventory.iter().filter(|(slot, tensor)| is_vector(*slot, tensor));
         let vector_bytes = vectors.map(|(_, tensor)| tensor.values().unwrap_or(0) * 4).sum();
         Ok(Self { matrices, vector_bytes })
     }
@@ -195,10 +209,18 @@ impl MatrixSpec<'_> {
         // A matrix whose shape does not allow the scheme keeps its own.
         let layout = Layout::new(scheme, self.layout.rows, self.layout.k).unwrap_or(self.layout);
         let bytes = (layout.value_bytes() + layout.scale_bytes()) as u64;
-        let split_unit = (layout.strip_value_bytes() + layout.strip_scale_bytes()) as u64;
+        // Products over experts need all of them in one allocation.
+        let split_unit = match self.experts {
+            None => (layout.strip_value_bytes() + layout.strip_scale_bytes()) as u64,
+            Some(_) => 0,
+        };
         // A token reads one row of the embeddings, unless they are also the output projection.
         let one_row = self.id == MatrixId::Embedding && has_head;
-        let bytes_per_token = if one_row { bytes / layout.rows as u64 } else { bytes };
+        let bytes_per_token = match self.experts {
+            _ if one_row => bytes / layout.rows as u64,
+            Some(experts) => bytes / u64::from(experts.count) * u64::from(experts.per_token),
+            None => bytes,
+        };
         WeightDemand { name: self.id.to_string(), bytes, bytes_per_token, split_unit }
     }
 }
@@ -244,8 +266,62 @@ fn add<'a>(
         placed.push((*tensor, StripMap { first_strip, step }));
         first_strip += taken;
     }
-    matrices.push(MatrixSpec { id, layout, tensors: placed });
+    matrices.push(MatrixSpec { id, layout, tensors: placed, experts: None });
     Ok(())
+}
+
+/// Whether a tensor is uploaded as f32 instead of becoming a matrix: norms, biases, and the scores of experts, which
+/// would choose others if they were rounded.
+pub(crate) fn is_vector(slot: Slot, tensor: &Tensor) -> bool {
+    tensor.shape.len() == 1 || slot.role == Role::Router
+}
+
+/// Adds the matrices of a layer's experts: strips of gate and up alternate within each expert.
+fn experts_of_layer<'a>(
+    matrices: &mut Vec<MatrixSpec<'a>>,
+    checkpoint: &'a Checkpoint,
+    layer: u32,
+    experts: Experts,
+) -> Result<()> {
+    let mut add = |id, roles: &[Role]| -> Result<()> {
+        let mut tensors = Vec::new();
+        for expert in 0..experts.count {
+            for role in roles {
+                tensors.push(checkpoint.slot(Slot::expert(layer, expert, *role))?);
+            }
+        }
+        let first: &Tensor = tensors[0];
+        let wrong = |tensor: &Tensor, reason: String| {
+            let path = &checkpoint.source.files[tensor.data.file];
+            Err(Error::tensor(path, &tensor.name, reason))
+        };
+        let (scheme, rows, k) = (first.encoding.scheme(), first.shape[0] as usize, first.shape[1] as usize);
+        if let Some(other) = tensors.iter().find(|tensor| tensor.encoding.scheme() != scheme) {
+            let reason = format!(
+                "is stored as {}, but '{}' as {scheme}: experts need one scheme",
+                other.encoding.scheme(),
+                first.name
+            );
+            return wrong(other, reason);
+        }
+        let layout = Layout::new(scheme, rows * tensors.len(), k).filter(|_| rows.is_multiple_of(STRIP));
+        let Some(layout) = layout else {
+            let reason = format!(
+                "shape {:?}: rows must divide into quantisation groups of 32 values, and come in multiples of {STRIP}",
+                first.shape
+            );
+            return wrong(first, reason);
+        };
+        let strips = rows / STRIP;
+        let placed = tensors.into_iter().enumerate().map(|(index, tensor)| {
+            let (expert, role) = (index / roles.len(), index % roles.len());
+            (tensor, StripMap { first_strip: expert * roles.len() * strips + role, step: roles.len() })
+        });
+        matrices.push(MatrixSpec { id, layout, tensors: placed.collect(), experts: Some(experts) });
+        Ok(())
+    };
+    add(MatrixId::ExpertGateUp(layer), &[Role::Gate, Role::Up])?;
+    add(MatrixId::ExpertDown(layer), &[Role::Down])
 }
 
 fn can_join(tensors: &[&Tensor], order: StripOrder) -> bool {

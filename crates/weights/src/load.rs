@@ -3,12 +3,12 @@
 
 use std::collections::BTreeMap;
 
-use checkpoint::{Checkpoint, Mixer, Role, Slot};
+use checkpoint::{Checkpoint, Mixer, Role, Slot, Tensor};
 use gpu::{Arena, Buffer, Device, Lifetime, Memory};
 use kernels::Matrix;
 
 use crate::{
-    blueprint::{Blueprint, MatrixId},
+    blueprint::{Blueprint, MatrixId, is_vector},
     error::Result,
     plan::{Content, Extent, Placement},
     stream::{self, Control, Destination, Options, Stats},
@@ -22,6 +22,8 @@ pub struct Weights {
     pub norms: BTreeMap<Slot, Buffer>,
     /// Per layer the biases of query, key and value, concatenated, in f32; empty for families without biases.
     pub qkv_biases: Vec<Buffer>,
+    /// The router of each layer that has experts: f32, `[expert][hidden]`, multiplied by the weight of the norm before it.
+    pub routers: BTreeMap<u32, Buffer>,
 }
 
 impl Weights {
@@ -87,8 +89,8 @@ pub fn allocate(
         let matrix = Matrix::allocate(arena, &spec.id.to_string(), spec.layout, device.caps())?;
         matrices.push((spec.id, matrix));
     }
-    let (norms, qkv_biases) = load_vectors(device, checkpoint, options)?;
-    Ok(Weights { matrices, norms, qkv_biases })
+    let vectors = load_vectors(device, checkpoint, options)?;
+    Ok(Weights { matrices, norms: vectors.norms, qkv_biases: vectors.qkv_biases, routers: vectors.routers })
 }
 
 /// Small buffers share blocks of this many bytes; a larger buffer gets a block of exactly its own size.
@@ -101,12 +103,15 @@ fn is_device_local(placement: &Placement, index: usize) -> bool {
     placement.extents(Content::Weight(index)).all(|extent| heap(extent).device_local)
 }
 
-/// Uploads every one-dimensional tensor: norms, ready to multiply, and biases.
-fn load_vectors(
-    device: &Device,
-    checkpoint: &Checkpoint,
-    options: &Options,
-) -> Result<(BTreeMap<Slot, Buffer>, Vec<Buffer>)> {
+/// What is uploaded as f32.
+struct Vectors {
+    norms: BTreeMap<Slot, Buffer>,
+    qkv_biases: Vec<Buffer>,
+    routers: BTreeMap<u32, Buffer>,
+}
+
+/// Uploads norms, ready to multiply, biases and routers.
+fn load_vectors(device: &Device, checkpoint: &Checkpoint, options: &Options) -> Result<Vectors> {
     let mut arena = Arena::new(device, Lifetime::Weights, Memory::Device).with_block_size(4 << 20);
     let mut staging = Arena::new(device, Lifetime::Staging, Memory::Upload).with_block_size(4 << 20);
     let mut recorder = device.recorder()?;
@@ -116,14 +121,27 @@ fn load_vectors(
         recorder.copy(name, &from, &to)?;
         Ok(to)
     };
-    let mut norms = BTreeMap::new();
-    let vectors = checkpoint.inventory.iter().filter(|(_, tensor)| tensor.shape.len() == 1);
-    for (slot, tensor) in vectors.filter(|(slot, _)| !QKV_BIASES.contains(&slot.role)) {
+    let read_norm = |tensor: &Tensor| -> Result<Vec<f32>> {
         let mut values = checkpoint.read_vector(tensor)?;
         if checkpoint.norms_need_plus_one() {
             values.iter_mut().for_each(|value| *value += 1.0);
         }
-        norms.insert(slot, upload(&tensor.name, &values)?);
+        Ok(values)
+    };
+    let mut norms = BTreeMap::new();
+    let mut routers = BTreeMap::new();
+    let vectors = checkpoint.inventory.iter().filter(|(slot, tensor)| is_vector(*slot, tensor));
+    for (slot, tensor) in vectors.filter(|(slot, _)| !QKV_BIASES.contains(&slot.role)) {
+        match slot.layer.filter(|_| slot.role == Role::Router) {
+            None => _ = norms.insert(slot, upload(&tensor.name, &read_norm(tensor)?)?),
+            Some(layer) => {
+                let norm = read_norm(checkpoint.tensor(Some(layer), Role::FeedForwardNorm)?)?;
+                let scores = checkpoint.read_vector(tensor)?;
+                let scaled =
+                    scores.chunks(norm.len()).flat_map(|row| row.iter().zip(&norm).map(|(w, norm)| w * norm));
+                routers.insert(layer, upload(&tensor.name, &scaled.collect::<Vec<f32>>())?);
+            }
+        }
     }
     let mut qkv_biases = Vec::new();
     for (index, spec) in (0..).zip(checkpoint.config.layer_specs()) {
@@ -139,7 +157,7 @@ fn load_vectors(
         }
     }
     recorder.seal()?.run(options.timeout)?;
-    Ok((norms, qkv_biases))
+    Ok(Vectors { norms, qkv_biases, routers })
 }
 
 /// The biases, in the row order of the QKV matrix.

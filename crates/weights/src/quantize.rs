@@ -20,6 +20,7 @@ use checkpoint::{
 use tensor::{Encoding, GROUP, Layout, STRIP, Scheme, quant};
 
 use crate::{
+    blueprint::is_vector,
     error::{Error, Result},
     stream::Control,
 };
@@ -157,6 +158,7 @@ fn jobs(checkpoint: &Checkpoint, scheme: Scheme) -> Result<Vec<TensorJob<'_>>> {
             .into());
         }
         let layout = match tensor.shape[..] {
+            _ if is_vector(slot, tensor) => None,
             [rows, k] => Some(Layout::new(scheme, rows as usize, k as usize).ok_or_else(|| {
                 Error::tensor(
                     path,
@@ -217,7 +219,7 @@ impl Slice {
         let path = &checkpoint.source.files[tensor.data.file];
         let Some(layout) = job.layout else {
             let mut values = checkpoint.read_vector(tensor)?;
-            if checkpoint.norms_need_plus_one() {
+            if checkpoint.norms_need_plus_one() && job.role != Role::Router {
                 values.iter_mut().for_each(|value| *value += 1.0);
             }
             return Ok(Self { values, source_bytes: tensor.data.len });

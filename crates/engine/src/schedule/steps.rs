@@ -149,14 +149,19 @@ impl<B: Backend> Scheduler<B> {
         );
         // Depths grow by one per step; those of the middle step are the average.
         let middle: Vec<u32> = depths.iter().map(|depth| depth + steps.len() as u32 / 2).collect();
-        let bytes = self.backend.step_bytes(&middle) * steps.len() as u64;
+        let bytes = self.backend.step_bytes(&middle).map(|bytes| bytes * steps.len() as u64);
         let rows = depths.len();
-        self.status.memory_traffic.record(bytes, elapsed, (steps.len() * rows) as u64);
+        if let Some(bytes) = bytes {
+            self.status.memory_traffic.record(bytes, elapsed, (steps.len() * rows) as u64);
+        }
         let joules = self.step_energy(start);
         for (decoding, _) in self.decoding.iter_mut().zip(selected).filter(|(_, selected)| **selected) {
             decoding.job.joules.add(joules.share(1, rows));
-            decoding.job.decode_bytes += bytes / rows as u64;
-            decoding.job.decode_tokens += steps.len() as u32;
+            // Tokens of steps whose bytes are not known do not count either.
+            if let Some(bytes) = bytes {
+                decoding.job.decode_bytes += bytes / rows as u64;
+                decoding.job.decode_tokens += steps.len() as u32;
+            }
         }
         Ok(steps)
     }

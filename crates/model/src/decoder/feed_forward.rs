@@ -1,6 +1,6 @@
 //! Feed-forward blocks.
 
-use checkpoint::family::Activation;
+use checkpoint::{Experts, family::Activation};
 use weights::blueprint::MatrixId;
 
 use crate::{Result, loaded::epilogue, step::Step};
@@ -10,4 +10,10 @@ pub(super) fn dense(step: &mut Step<'_>, layer: u32, activation: Activation) -> 
     step.prefetch(MatrixId::GateUp(layer))?;
     step.gated(layer, epilogue(activation))?;
     step.down(layer)
+}
+
+/// block = the weighted sum of the experts that the router chooses for each row; the next norm adds them up.
+pub(super) fn experts(step: &mut Step<'_>, layer: u32, experts: &Experts) -> Result<()> {
+    step.route(layer, experts)?;
+    step.expert_products(layer, experts)
 }

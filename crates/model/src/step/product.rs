@@ -90,7 +90,7 @@ impl<'a> Step<'a> {
 
     fn block_output(&mut self, role: ProductRole, matrix: MatrixId, x: &'a Vectors) -> Result<()> {
         let StepBuffers { model, scratch, .. } = self.buffers;
-        self.partials = partial_sums(model, scratch.rows, matrix);
+        self.set_partials(partial_sums(model, scratch.rows, matrix), false);
         let target = Target::contiguous(&scratch.block, model.config.hidden as usize);
         self.products(role, matrix, Input::Vectors(x), target)
     }

@@ -2,9 +2,11 @@
 
 use gpu::{Arena, Buffer, Lifetime, Memory};
 use kernels::{Activations, Epilogue, Vectors};
+use tensor::GROUP;
 use weights::blueprint::MatrixId;
 
 use super::{
+    experts::ExpertScratch,
     prefetch,
     split_k::{computes_own_norm, layer_products, partial_sums, split_k_scratch},
 };
@@ -31,6 +33,8 @@ pub(crate) struct Scratch {
     pub gate_and_up: Option<[Buffer; 2]>,
     /// Split-K partial sums of cooperative-matrix products, and counters: initially zero.
     pub split_k: Option<Buffer>,
+    /// Of layers with experts, where a model has them.
+    experts: Option<ExpertScratch>,
     /// Checksums that [`kernels::matmul::prefetch`] writes, where weights are prefetched.
     pub prefetch_sums: Option<Buffer>,
 }
@@ -70,7 +74,9 @@ impl Scratch {
         let mut arena = Arena::new(device, Lifetime::Scratch, Memory::Device).with_block_size(4 << 20);
         let floats = |count: u32| u64::from(count) * rows as u64 * 4;
         let activations = model.activations(rows);
-        let (query_rows, intermediate) = (config.query_rows(), config.intermediate);
+        // Models whose layers all have experts need nothing here.
+        let (query_rows, intermediate) =
+            (config.query_rows(), config.dense_intermediate().unwrap_or(GROUP as u32));
         let separate = (0..config.layers).any(|layer| weights.by_id(MatrixId::GateUp(layer)).count() > 1);
         let gate_and_up = match separate {
             false => None,
@@ -83,6 +89,8 @@ impl Scratch {
         };
         let block_matrices = |layer| [MatrixId::AttentionOutput(layer), MatrixId::Down(layer)];
         let block_partials = max_partials(&mut (0..config.layers).flat_map(block_matrices));
+        let block_partials =
+            block_partials.max(model.experts().map_or(1, |experts| experts.per_token.into()));
         let qkv_partials = max_partials(&mut (0..config.layers).map(MatrixId::Qkv));
         let scratch = Self {
             rows,
@@ -108,6 +116,7 @@ impl Scratch {
             gated: Vectors::new(&mut arena, "gated rows", activations, intermediate as usize, rows)?,
             gate_and_up,
             split_k: split_k_scratch(model, &mut arena, rows, layer_products(model))?,
+            experts: ExpertScratch::new(model, &mut arena, rows)?,
             prefetch_sums: match prefetch::max_workgroups(model, rows) {
                 0 => None,
                 workgroups => Some(arena.buffer("checksums of weights", u64::from(workgroups) * 4)?),
@@ -121,7 +130,15 @@ impl Scratch {
         if let Some(split_k) = &scratch.split_k {
             recorder.fill("clear", split_k, 0)?;
         }
+        if let Some(experts) = &scratch.experts {
+            experts.record_clear(&mut recorder)?;
+        }
         recorder.seal()?.run(CLEAR_TIMEOUT)?;
         Ok(scratch)
+    }
+
+    /// The buffers of layers with experts.
+    pub(super) fn experts(&self) -> &ExpertScratch {
+        self.experts.as_ref().expect("a model with experts has memory for them")
     }
 }

@@ -1,6 +1,5 @@
 //! Split-K of a step's products: how many partial sums they leave, and the scratch memory that they take.
 
-use checkpoint::FeedForward;
 use gpu::{Arena, Buffer};
 use kernels::{
     Activations, Epilogue, Matrix,
@@ -44,10 +43,12 @@ pub(crate) fn partial_sums(model: &Model, rows: usize, id: MatrixId) -> u32 {
 pub(super) fn layer_products(model: &Model) -> impl Iterator<Item = (&Matrix, Epilogue)> {
     model.weights.matrices.iter().filter_map(|(id, matrix)| {
         let product_epilogue = match id {
-            MatrixId::Embedding | MatrixId::Head => return None,
+            // Products over experts are not split.
+            MatrixId::Embedding | MatrixId::Head | MatrixId::ExpertGateUp(_) | MatrixId::ExpertDown(_) => {
+                return None;
+            }
             MatrixId::GateUp(layer) if model.weights.by_id(*id).count() == 1 => {
-                let FeedForward::Dense { activation, .. } = model.config.layer(*layer).feed_forward;
-                epilogue(activation)
+                epilogue(model.config.layer(*layer).feed_forward.activation())
             }
             _ => Epilogue::None,
         };
@@ -86,6 +87,8 @@ pub(super) fn coopmat_shape(matrix: &Matrix, columns: usize, epilogue: Epilogue)
 pub(super) fn computes_own_norm(model: &Model, rows: usize) -> bool {
     let hidden = model.config.hidden as usize;
     rows == 1
+        // The router reads the residual stream, which would be written too late.
+        && model.experts().is_none()
         && !model.reproducible
         && model.activations(rows) == Activations::Int16
         && gemv::policy::has_prologue(model.device.caps(), hidden)

@@ -32,7 +32,7 @@ pub struct Fixture {
 }
 
 /// All fixtures, by family.
-pub const NAMES: [&str; 22] = [
+pub const NAMES: [&str; 26] = [
     "default_pattern",
     "head256",
     "untied_long",
@@ -55,23 +55,29 @@ pub const NAMES: [&str; 22] = [
     "qwen2_gguf_q8_0",
     "qwen3",
     "qwen3_gguf_q8_0",
+    "qwen3moe",
+    "qwen3moe_fused",
+    "qwen3moe_gguf_q8_0",
+    "qwen3moe_gguf_f16",
 ];
 
 /// Fixtures with integer weights, of each scheme and family; all have greedy text.
-pub const QUANTISED: [&str; 5] =
-    ["gguf_q8_0", "gguf_q4_0", "llama_gguf_q4_1", "qwen2_gguf_q8_0", "qwen3_gguf_q8_0"];
+pub const QUANTISED: [&str; 6] =
+    ["gguf_q8_0", "gguf_q4_0", "llama_gguf_q4_1", "qwen2_gguf_q8_0", "qwen3_gguf_q8_0", "qwen3moe_gguf_q8_0"];
 
 /// One fixture per family, for tests that depend on little else.
-pub const FAMILIES: [&str; 4] = ["gguf_q8_0", "llama_gguf_q8_0", "qwen2_gguf_q8_0", "qwen3_gguf_q8_0"];
+pub const FAMILIES: [&str; 5] =
+    ["gguf_q8_0", "llama_gguf_q8_0", "qwen2_gguf_q8_0", "qwen3_gguf_q8_0", "qwen3moe_gguf_q8_0"];
 
 /// Fixtures of the batch-invariance tests, with the KV scheme that each is tested with.
-pub const REPRODUCIBLE: [(&str, KvScheme); 6] = [
+pub const REPRODUCIBLE: [(&str, KvScheme); 7] = [
     ("gguf_q8_0", KvScheme::F16),
     ("gguf_q4_0", KvScheme::Int8),
     ("untied_long", KvScheme::F16),
     ("llama_gguf_q4_1", KvScheme::Int8),
     ("qwen2_gguf_q8_0", KvScheme::F16),
     ("qwen3_gguf_q8_0", KvScheme::F16),
+    ("qwen3moe_gguf_q8_0", KvScheme::F16),
 ];
 
 impl Fixture {

@@ -1,0 +1,262 @@
+//! Mixtures of experts: the router, and the products over the experts that it chooses.
+
+use checkpoint::Experts;
+use gpu::{Arena, Buffer};
+use kernels::{
+    Activations, Epilogue, Matrix, Target, Vectors,
+    experts::{
+        ExpertColumns,
+        group::{Group, GroupBuffers},
+        router::{self, Router},
+    },
+    matmul::{
+        coopmat::{self, Coopmat, policy::SplitK},
+        gemm::{self, Gemm},
+        gemv::{self, Gemv},
+    },
+};
+use tensor::Layout;
+use weights::blueprint::MatrixId;
+
+use super::{Step, StepBuffers};
+use crate::{Model, Result, loaded::epilogue};
+
+/// Buffers of a step's experts: one column per pair of a row and one of its experts.
+pub(crate) struct ExpertScratch {
+    /// Scores of the router, and counters that are zero between steps.
+    router: Buffer,
+    chosen: Buffer,
+    pub weights: Buffer,
+    gated: Vectors,
+    /// Of gate and up, and of down, where the kernels take groups of columns.
+    groups: [Option<GroupBuffers>; 2],
+}
+
+impl ExpertScratch {
+    /// For a model's experts, where it has them. `rows` is the number of rows of a step.
+    pub fn new(model: &Model, arena: &mut Arena, rows: usize) -> Result<Option<Self>> {
+        let Some(experts) = model.experts() else { return Ok(None) };
+        let pairs = rows * experts.per_token as usize;
+        let kernel = router(model, &experts, rows)?;
+        let intermediate = experts.intermediate as usize;
+        let scratch = Self {
+            router: arena.buffer("scores of experts", kernel.scratch_bytes(rows))?,
+            chosen: arena.buffer("chosen experts", pairs as u64 * 4)?,
+            weights: arena.buffer("weights of experts", pairs as u64 * 4)?,
+            gated: Vectors::new(
+                arena,
+                "gated rows of experts",
+                model.activations(rows),
+                intermediate,
+                pairs,
+            )?,
+            groups: [
+                groups(model, arena, &experts, ExpertProduct::GateUp, rows)?,
+                groups(model, arena, &experts, ExpertProduct::Down, rows)?,
+            ],
+        };
+        Ok(Some(scratch))
+    }
+
+    /// Buffers that must be zero before the first step.
+    pub fn record_clear(&self, recorder: &mut gpu::Recorder) -> Result<()> {
+        recorder.fill("clear", &self.router, 0)?;
+        Ok(self.gated.record_clear(recorder, "clear")?)
+    }
+}
+
+fn router(model: &Model, experts: &Experts, rows: usize) -> Result<Router> {
+    let shape = router::Shape {
+        k: model.config.hidden as usize,
+        experts: experts.count as usize,
+        per_token: experts.per_token as usize,
+        renormalize: experts.renormalize,
+        epsilon: model.config.rms_norm_eps,
+    };
+    // The plans of few and of many rows add up in different orders.
+    let rows = if model.reproducible { usize::MAX } else { rows };
+    let plan = router::policy::plan(model.device.caps(), rows);
+    Ok(Router::with_plan(&model.device, shape, plan)?)
+}
+
+/// A product over experts.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ExpertProduct {
+    GateUp,
+    Down,
+}
+
+impl ExpertProduct {
+    fn columns(self, experts: &Experts) -> ExpertColumns {
+        let per_x = if self == ExpertProduct::GateUp { experts.per_token as usize } else { 1 };
+        ExpertColumns { count: experts.count as usize, per_x }
+    }
+
+    fn epilogue(self, experts: &Experts) -> Epilogue {
+        if self == ExpertProduct::GateUp { epilogue(experts.activation) } else { Epilogue::None }
+    }
+
+    fn matrix(self, layer: u32) -> MatrixId {
+        match self {
+            ExpertProduct::GateUp => MatrixId::ExpertGateUp(layer),
+            ExpertProduct::Down => MatrixId::ExpertDown(layer),
+        }
+    }
+}
+
+/// The kernel of a product over experts, with its plan.
+enum Method {
+    Gemv(gemv::policy::Shape, gemv::policy::Plan),
+    Gemm(gemm::policy::Shape, gemm::policy::Plan),
+    Coopmat(coopmat::policy::Shape, coopmat::policy::Plan),
+}
+
+impl Method {
+    /// Columns per group; `None` where every column is multiplied by itself.
+    fn group_width(&self) -> Option<usize> {
+        match self {
+            Method::Gemv(..) => None,
+            Method::Gemm(_, plan) => Some(plan.columns()),
+            Method::Coopmat(_, plan) => Some(plan.tile.columns as usize),
+        }
+    }
+}
+
+/// The layout of one expert in a layer's matrix.
+fn expert_layout(matrix: &Matrix, experts: &Experts) -> Layout {
+    let all = matrix.layout();
+    Layout { rows: all.rows / experts.count as usize, ..all }
+}
+
+fn method(
+    model: &Model,
+    experts: &Experts,
+    product: ExpertProduct,
+    weights: Layout,
+    rows: usize,
+) -> Result<Method> {
+    let caps = model.device.caps();
+    let activations = model.activations(rows);
+    let epilogue = product.epilogue(experts);
+    let output = if epilogue == Epilogue::None { Activations::F32 } else { activations };
+    // About as many columns as an expert gets: routers spread rows unevenly.
+    let pairs = rows * experts.per_token as usize;
+    let columns = (pairs * 3).div_ceil(experts.count as usize * 2);
+    if activations == Activations::F16 {
+        let shape = coopmat::policy::Shape { weights, columns, epilogue, output, split_k: SplitK::Reduced };
+        let plan = model.expert_coopmat_plan(&shape);
+        let plan = plan.expect("activations are f16 only where cooperative matrices take every matrix");
+        return Ok(Method::Coopmat(shape, plan));
+    }
+    let shape =
+        gemv::policy::Shape { epilogue, output, ..gemv::policy::Shape::plain(weights, 1, activations) };
+    let plan = gemv::policy::plan(caps, &shape);
+    let few = rows <= gemv::MAX_COLUMNS && !model.reproducible;
+    if few && plan.lanes.is_none() {
+        return Ok(Method::Gemv(shape, plan));
+    }
+    let shape = gemm::policy::Shape { weights, columns, activations, epilogue, output };
+    Ok(Method::Gemm(shape, gemm::policy::expert_plan(caps, &shape)))
+}
+
+/// Memory for the groups of a product's columns, for the widest groups that a layer takes.
+fn groups(
+    model: &Model,
+    arena: &mut Arena,
+    experts: &Experts,
+    product: ExpertProduct,
+    rows: usize,
+) -> Result<Option<GroupBuffers>> {
+    let Some(matrix) = model.weights.by_id(product.matrix(0)).next() else { return Ok(None) };
+    let width = method(model, experts, product, expert_layout(matrix, experts), rows)?.group_width();
+    let pairs = rows * experts.per_token as usize;
+    let buffers = width.map(|width| GroupBuffers::new(arena, pairs, experts.count as usize, width));
+    Ok(buffers.transpose()?)
+}
+
+impl<'a> Step<'a> {
+    /// Chooses the experts of every row from the residual stream, and groups their columns.
+    pub fn route(&mut self, layer: u32, experts: &Experts) -> Result<()> {
+        let StepBuffers { model, state, scratch, .. } = self.buffers;
+        let buffers = scratch.experts();
+        let w = model.router(layer)?;
+        let operands = router::Operands {
+            x: scratch.residual.view(),
+            w,
+            active: state.active.clone(),
+            scratch: buffers.router.view(),
+            chosen: buffers.chosen.view(),
+            weights: buffers.weights.view(),
+        };
+        router(model, experts, scratch.rows)?.record(self.recorder, "router", scratch.rows, &operands)?;
+        let pairs = scratch.rows * experts.per_token as usize;
+        let mut grouped: Vec<usize> = Vec::new();
+        for buffers in buffers.groups.iter().flatten() {
+            let groups = buffers.groups();
+            // Groups of one width are the same for both products.
+            if groups.width == 1 || grouped.contains(&groups.width) {
+                continue;
+            }
+            grouped.push(groups.width);
+            let kernel = Group::new(&model.device, experts.count as usize, groups.width)?;
+            kernel.record(self.recorder, "group", pairs, &scratch.experts().chosen.view(), &groups)?;
+        }
+        Ok(())
+    }
+
+    /// block = down · (activation(gate · normed) · (up · normed)) of every pair of a row and one of its experts. The next
+    /// norm adds them up with their weights.
+    pub fn expert_products(&mut self, layer: u32, experts: &Experts) -> Result<()> {
+        let StepBuffers { model, scratch, .. } = self.buffers;
+        let buffers = scratch.experts();
+        let gated = Target::vectors(&buffers.gated)?;
+        self.expert_product(layer, experts, ExpertProduct::GateUp, &scratch.normed, &gated)?;
+        let block = Target::contiguous(&scratch.block, model.config.hidden as usize);
+        self.expert_product(layer, experts, ExpertProduct::Down, &buffers.gated, &block)?;
+        self.set_partials(experts.per_token, true);
+        Ok(())
+    }
+
+    fn expert_product(
+        &mut self,
+        layer: u32,
+        experts: &Experts,
+        product: ExpertProduct,
+        x: &Vectors,
+        target: &Target,
+    ) -> Result<()> {
+        let StepBuffers { model, scratch, .. } = self.buffers;
+        let (device, buffers) = (&model.device, scratch.experts());
+        let matrix = model.single_matrix(product.matrix(layer))?;
+        let name = if product == ExpertProduct::GateUp { "experts' gate and up" } else { "experts' down" };
+        let columns = product.columns(experts);
+        let own = &buffers.groups[usize::from(product == ExpertProduct::Down)];
+        let mut groups = own.as_ref().map(GroupBuffers::groups);
+        if let (Some(own), Some(first)) = (&mut groups, &buffers.groups[0])
+            && own.width == first.groups().width
+        {
+            *own = first.groups();
+        }
+        if let Some(groups) = groups.as_mut().filter(|groups| groups.width == 1) {
+            // Every pair is a group of its own.
+            groups.experts = buffers.chosen.view();
+            groups.count = scratch.rows * experts.per_token as usize;
+        }
+        match (method(model, experts, product, expert_layout(matrix, experts), scratch.rows)?, groups) {
+            (Method::Gemv(shape, plan), _) => {
+                let kernel = Gemv::for_experts(device, shape, plan, columns)?;
+                kernel.record_experts(self.recorder, name, matrix, x, target, &buffers.chosen.view())?;
+            }
+            (Method::Gemm(shape, plan), Some(groups)) => {
+                let kernel = Gemm::for_experts(device, shape, plan, columns)?;
+                kernel.record_experts(self.recorder, name, matrix, x, target, &groups)?;
+            }
+            (Method::Coopmat(shape, plan), Some(groups)) => {
+                let kernel = Coopmat::for_experts(device, shape, plan, columns)?;
+                kernel.record_experts(self.recorder, name, matrix, x, target, &groups)?;
+            }
+            _ => unreachable!("scratch memory has groups wherever the method takes them"),
+        }
+        Ok(())
+    }
+}
