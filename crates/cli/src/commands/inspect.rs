@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, process::ExitCode};
 
-use checkpoint::{Checkpoint, Mixer, Tensor};
+use checkpoint::{Checkpoint, Config, Experts, FeedForward, Mixer, Slot, Tensor};
 use clap::Args;
 use gpu::format_bytes;
 use indrik::DeviceSelector;
@@ -13,7 +13,10 @@ use tensor::{
     Layout, Scheme,
     quant::{self, Exactness},
 };
-use weights::{blueprint::Blueprint, plan};
+use weights::{
+    blueprint::{Blueprint, Reservation},
+    plan,
+};
 
 use super::models;
 use crate::output;
@@ -79,14 +82,15 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         };
         output::print_json(&json!({
             "path": checkpoint.path, "format": checkpoint.source.format, "config": checkpoint.config,
-            "parameters": parameters, "gpu_bytes": gpu_total, "encodings": encodings,
+            "parameters": parameters, "active_parameters": active_parameters(&checkpoint),
+            "bytes_per_token": bytes_per_token(&checkpoint)?, "gpu_bytes": gpu_total, "encodings": encodings,
             "image_tensors": checkpoint.inventory.images.len(),
             "tensors": checkpoint.inventory.iter().map(|(_, tensor)| tensor).collect::<Vec<_>>(),
             "device": device, "plan": plan,
         }))?;
         return Ok(ExitCode::SUCCESS);
     }
-    output::print(&summary(&checkpoint, parameters))?;
+    output::print(&summary(&checkpoint, parameters)?)?;
     let rows: Vec<Vec<String>> = totals
         .iter()
         .map(|(name, (scheme, exactness, total))| {
@@ -132,7 +136,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn summary(checkpoint: &Checkpoint, parameters: u64) -> String {
+fn summary(checkpoint: &Checkpoint, parameters: u64) -> anyhow::Result<String> {
     let config = &checkpoint.config;
     let spans = || {
         config.layer_specs().map(|layer| match layer.mixer {
@@ -154,8 +158,18 @@ fn summary(checkpoint: &Checkpoint, parameters: u64) -> String {
         models::parameters(parameters),
         config.layers,
         config.hidden,
-        config.intermediate
+        config.dense_intermediate().map_or_else(|| "of experts".to_string(), |width| width.to_string())
     );
+    if let Some(experts) = experts(config) {
+        text += &format!(
+            "   experts  {} per layer of {}, {} per token: {} parameters, {} of weights read per token\n",
+            experts.count,
+            experts.intermediate,
+            experts.per_token,
+            models::parameters(active_parameters(checkpoint)),
+            format_bytes(bytes_per_token(checkpoint)?)
+        );
+    }
     text += &format!(
         "   heads    {} of dimension {}, {} KV heads, scores divided by √{}\n",
         config.heads, config.head_dim, config.kv_heads, config.query_pre_attn_scalar
@@ -172,7 +186,33 @@ fn summary(checkpoint: &Checkpoint, parameters: u64) -> String {
             checkpoint.inventory.images.len()
         );
     }
-    text + "\n"
+    Ok(text + "\n")
+}
+
+/// The experts, where the model's layers have them.
+fn experts(config: &Config) -> Option<Experts> {
+    config.layer_specs().find_map(|layer| match layer.feed_forward {
+        FeedForward::Dense { .. } => None,
+        FeedForward::Experts(experts) => Some(experts),
+    })
+}
+
+/// Parameters that a token passes through: of the experts, as many as it has.
+fn active_parameters(checkpoint: &Checkpoint) -> u64 {
+    let share = experts(&checkpoint.config)
+        .map_or(1.0, |experts| f64::from(experts.per_token) / f64::from(experts.count));
+    let (of_experts, others): (Vec<_>, Vec<_>) =
+        checkpoint.inventory.iter().partition(|(slot, _)| slot.expert.is_some());
+    let values = |tensors: Vec<(Slot, &Tensor)>| {
+        tensors.iter().map(|(_, tensor)| tensor.values().unwrap_or(0)).sum::<u64>()
+    };
+    values(others) + (values(of_experts) as f64 * share) as u64
+}
+
+/// Bytes of weights that a token of a single sequence reads on the GPU.
+fn bytes_per_token(checkpoint: &Checkpoint) -> anyhow::Result<u64> {
+    let demand = Blueprint::new(checkpoint)?.demand(&checkpoint.config, &Reservation::WEIGHTS_ONLY);
+    Ok(demand.weights.iter().map(|weight| weight.bytes_per_token).sum())
 }
 
 /// The scheme on the GPU; vectors are stored as f32.

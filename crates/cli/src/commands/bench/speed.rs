@@ -58,8 +58,9 @@ pub struct Run {
     /// Slowest and fastest run.
     spread_tokens_per_s: [f64; 2],
     ms_per_token: f64,
-    /// Bytes of weights and KV cache that a step reads, divided by its tokens.
-    bytes_per_token: u64,
+    /// Bytes of weights and KV cache that a step reads, divided by its tokens; `None` if it depends on the experts that
+    /// the rows of a step have in common.
+    bytes_per_token: Option<u64>,
     roofline_percent: Option<f64>,
     /// CPU time of the process, as a percentage of one core.
     host_cpu_percent: f64,
@@ -228,10 +229,10 @@ fn prefill(
         }
     }
     let chunks = prompt.div_ceil(runner.cache().limits().prefill_chunk);
-    let bytes = u64::from(chunks) * model.bytes_per_step();
+    let bytes = model.bytes_per_step(prompt.div_ceil(chunks) as usize).map(|bytes| u64::from(chunks) * bytes);
     let run = Run {
         prompt,
-        bytes_per_token: bytes / u64::from(prompt),
+        bytes_per_token: bytes.map(|bytes| bytes / u64::from(prompt)),
         read_back_bytes_per_token: read_back as f64 / f64::from(prompt),
         ..Run::empty("prefill", 1)
     };
@@ -257,7 +258,7 @@ fn decode(
     let model = runner.model().clone();
     let mut times = Vec::new();
     let (wanted, mut decode_batch) = ((run.tokens * batch) as usize, batch as usize);
-    let (mut bytes, mut read_back) = (0.0, 0.0);
+    let (mut bytes, mut read_back) = (None, 0.0);
     let smaller_batch = runner.bucket_below(batch as usize);
     for number in 0..=repeats {
         if number == 0 || smaller_batch.is_some() {
@@ -285,16 +286,17 @@ fn decode(
         let share = wanted as f64 / decoded;
         times.push(Times { seconds: time.seconds * share, cpu_seconds: time.cpu_seconds * share, ..time });
         read_back = (runner.counters().read_back - before) as f64 / decoded;
-        bytes = (decoders.steps * model.bytes_per_step() + decoders.kv_bytes) as f64 / decoded;
+        let weights = model.bytes_per_step(decode_batch);
+        bytes = weights.map(|bytes| (decoders.steps * bytes + decoders.kv_bytes) as f64 / decoded);
     }
     let run = Run {
-        bytes_per_token: bytes as u64,
+        bytes_per_token: bytes.map(|bytes| bytes as u64),
         read_back_bytes_per_token: read_back,
         decode_batch: decode_batch as u32,
         ..run
     };
     let wanted = wanted as f64;
-    Ok(run.timed(&times, wanted, (bytes * wanted) as u64, bandwidth))
+    Ok(run.timed(&times, wanted, bytes.map(|bytes| (bytes * wanted) as u64), bandwidth))
 }
 
 /// The decoding sequences of a run.
@@ -389,7 +391,7 @@ impl Run {
             tokens_per_s: 0.0,
             spread_tokens_per_s: [0.0; 2],
             ms_per_token: 0.0,
-            bytes_per_token: 0,
+            bytes_per_token: None,
             roofline_percent: None,
             host_cpu_percent: 0.0,
             read_back_bytes_per_token: 0.0,
@@ -398,7 +400,7 @@ impl Run {
         }
     }
 
-    fn timed(mut self, times: &[Times], tokens: f64, bytes: u64, bandwidth: f64) -> Self {
+    fn timed(mut self, times: &[Times], tokens: f64, bytes: Option<u64>, bandwidth: f64) -> Self {
         let mut sorted: Vec<f64> = times.iter().map(|time| time.seconds).collect();
         sorted.sort_by(f64::total_cmp);
         let median = sorted[sorted.len() / 2];
@@ -407,7 +409,7 @@ impl Run {
         self.ms_per_token = median / tokens * 1e3;
         // Prefill is compute-bound: a percentage of the bandwidth would be meaningless.
         if self.kind == "decode" {
-            self.roofline_percent = Some(bytes as f64 / median / bandwidth * 100.0);
+            self.roofline_percent = bytes.map(|bytes| bytes as f64 / median / bandwidth * 100.0);
         }
         let cpu: f64 = times.iter().map(|time| time.cpu_seconds).sum();
         self.host_cpu_percent = cpu / sorted.iter().sum::<f64>() * 100.0;
@@ -529,7 +531,7 @@ fn table(runs: &[Run]) -> String {
                 format!("{:.1}", run.tokens_per_s),
                 format!("{:.1}–{:.1}", run.spread_tokens_per_s[0], run.spread_tokens_per_s[1]),
                 format!("{:.3}", run.ms_per_token),
-                format_bytes(run.bytes_per_token),
+                run.bytes_per_token.map_or_else(|| "?".into(), format_bytes),
                 percent(run.roofline_percent),
                 percent(Some(run.host_cpu_percent)),
                 format!("{:.1}", run.read_back_bytes_per_token),

@@ -5,7 +5,7 @@
 //! that the smaller files only save download and disk. Q8_0 is the highest precision that is chosen automatically; F16
 //! and BF16 must be requested. A file of quantisation-aware training (QAT) beats others of its size.
 
-use checkpoint::{Checkpoint, Config};
+use checkpoint::{Checkpoint, Config, FeedForward};
 use gpu::format_bytes;
 use serde::Serialize;
 use store::{Quant, Variant};
@@ -232,21 +232,24 @@ const MAX_TIED_HIDDEN: u32 = 3072;
 /// The weights on the GPU that a file of this quantisation becomes.
 fn estimated_weights(config: &Config, quant: Option<Quant>) -> Vec<WeightDemand> {
     let (scheme, outer, half) = schemes(quant);
-    let [hidden, intermediate, vocab] =
-        [config.hidden, config.intermediate, config.vocab].map(|size| size as usize);
+    let [hidden, vocab] = [config.hidden, config.vocab].map(|size| size as usize);
     let (query, kv) = (config.query_rows() as usize, config.kv_rows() as usize);
     let mut weights = vec![matrix("embeddings", outer, vocab, hidden)];
     let is_tied = config.architecture == checkpoint::Architecture::Gemma3 || config.hidden <= MAX_TIED_HIDDEN;
     if !is_tied {
         weights.push(matrix("head", outer, vocab, hidden));
     }
-    for layer in 0..config.layers {
+    for (layer, spec) in config.layer_specs().enumerate() {
+        let (experts, intermediate) = match spec.feed_forward {
+            FeedForward::Dense { intermediate, .. } => (1, intermediate as usize),
+            FeedForward::Experts(experts) => (experts.count as usize, experts.intermediate as usize),
+        };
         let larger = if layer % 2 == 0 { half } else { scheme };
         weights.push(matrix("query and key", scheme, query + kv, hidden));
         weights.push(matrix("value", larger, kv, hidden));
         weights.push(matrix("output", scheme, hidden, query));
-        weights.push(matrix("gate and up", scheme, 2 * intermediate, hidden));
-        weights.push(matrix("down", larger, hidden, intermediate));
+        weights.push(matrix("gate and up", scheme, experts * 2 * intermediate, hidden));
+        weights.push(matrix("down", larger, experts * hidden, intermediate));
     }
     weights
 }
