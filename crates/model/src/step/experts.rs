@@ -1,11 +1,13 @@
 //! Mixtures of experts: the router, and the products over the experts that it chooses.
 
+use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
+
 use checkpoint::Experts;
 use gpu::{Arena, Buffer};
 use kernels::{
     Activations, Epilogue, Matrix, Target, Vectors,
     experts::{
-        ExpertColumns,
+        ExpertColumns, Groups,
         group::{Group, GroupBuffers},
         router::{self, Router},
     },
@@ -28,8 +30,8 @@ pub(crate) struct ExpertScratch {
     chosen: Buffer,
     pub weights: Buffer,
     gated: Vectors,
-    /// Of gate and up, and of down, where the kernels take groups of columns.
-    groups: [Option<GroupBuffers>; 2],
+    /// By width: layers may have different schemes, and their products tiles of different widths.
+    groups: BTreeMap<usize, GroupBuffers>,
 }
 
 impl ExpertScratch {
@@ -39,6 +41,14 @@ impl ExpertScratch {
         let pairs = rows * experts.per_token as usize;
         let kernel = router(model, &experts, rows)?;
         let intermediate = experts.intermediate as usize;
+        let mut groups = BTreeMap::new();
+        for layer in 0..model.config.layers {
+            for width in group_widths(model, &experts, layer, rows)? {
+                if let Entry::Vacant(entry) = groups.entry(width) {
+                    entry.insert(GroupBuffers::new(arena, pairs, experts.count as usize, width)?);
+                }
+            }
+        }
         let scratch = Self {
             router: arena.buffer("scores of experts", kernel.scratch_bytes(rows))?,
             chosen: arena.buffer("chosen experts", pairs as u64 * 4)?,
@@ -50,12 +60,18 @@ impl ExpertScratch {
                 intermediate,
                 pairs,
             )?,
-            groups: [
-                groups(model, arena, &experts, ExpertProduct::GateUp, rows)?,
-                groups(model, arena, &experts, ExpertProduct::Down, rows)?,
-            ],
+            groups,
         };
         Ok(Some(scratch))
+    }
+
+    /// Groups of `width` columns, of `pairs` pairs.
+    fn groups(&self, width: usize, pairs: usize) -> Groups {
+        match self.groups.get(&width) {
+            Some(buffers) => buffers.groups(),
+            // Every pair is a group of its own.
+            None => Groups { experts: self.chosen.view(), pairs: self.chosen.view(), width, count: pairs },
+        }
     }
 
     /// Buffers that must be zero before the first step.
@@ -159,19 +175,16 @@ fn method(
     Ok(Method::Gemm(shape, gemm::policy::expert_plan(caps, &shape)))
 }
 
-/// Memory for the groups of a product's columns, for the widest groups that a layer takes.
-fn groups(
-    model: &Model,
-    arena: &mut Arena,
-    experts: &Experts,
-    product: ExpertProduct,
-    rows: usize,
-) -> Result<Option<GroupBuffers>> {
-    let Some(matrix) = model.weights.by_id(product.matrix(0)).next() else { return Ok(None) };
-    let width = method(model, experts, product, expert_layout(matrix, experts), rows)?.group_width();
-    let pairs = rows * experts.per_token as usize;
-    let buffers = width.map(|width| GroupBuffers::new(arena, pairs, experts.count as usize, width));
-    Ok(buffers.transpose()?)
+/// The widths of the groups that a layer's products take; pairs that are groups of their own need none.
+fn group_widths(model: &Model, experts: &Experts, layer: u32, rows: usize) -> Result<BTreeSet<usize>> {
+    let mut widths = BTreeSet::new();
+    for product in [ExpertProduct::GateUp, ExpertProduct::Down] {
+        for matrix in model.weights.by_id(product.matrix(layer)) {
+            let method = method(model, experts, product, expert_layout(matrix, experts), rows)?;
+            widths.extend(method.group_width().filter(|width| *width > 1));
+        }
+    }
+    Ok(widths)
 }
 
 impl<'a> Step<'a> {
@@ -190,16 +203,10 @@ impl<'a> Step<'a> {
         };
         router(model, experts, scratch.rows)?.record(self.recorder, "router", scratch.rows, &operands)?;
         let pairs = scratch.rows * experts.per_token as usize;
-        let mut grouped: Vec<usize> = Vec::new();
-        for buffers in buffers.groups.iter().flatten() {
-            let groups = buffers.groups();
-            // Groups of one width are the same for both products.
-            if groups.width == 1 || grouped.contains(&groups.width) {
-                continue;
-            }
-            grouped.push(groups.width);
-            let kernel = Group::new(&model.device, experts.count as usize, groups.width)?;
-            kernel.record(self.recorder, "group", pairs, &scratch.experts().chosen.view(), &groups)?;
+        for width in group_widths(model, experts, layer, scratch.rows)? {
+            let kernel = Group::new(&model.device, experts.count as usize, width)?;
+            let groups = buffers.groups(width, pairs);
+            kernel.record(self.recorder, "group", pairs, &buffers.chosen.view(), &groups)?;
         }
         Ok(())
     }
@@ -230,32 +237,22 @@ impl<'a> Step<'a> {
         let matrix = model.single_matrix(product.matrix(layer))?;
         let name = if product == ExpertProduct::GateUp { "experts' gate and up" } else { "experts' down" };
         let columns = product.columns(experts);
-        let own = &buffers.groups[usize::from(product == ExpertProduct::Down)];
-        let mut groups = own.as_ref().map(GroupBuffers::groups);
-        if let (Some(own), Some(first)) = (&mut groups, &buffers.groups[0])
-            && own.width == first.groups().width
-        {
-            *own = first.groups();
-        }
-        if let Some(groups) = groups.as_mut().filter(|groups| groups.width == 1) {
-            // Every pair is a group of its own.
-            groups.experts = buffers.chosen.view();
-            groups.count = scratch.rows * experts.per_token as usize;
-        }
-        match (method(model, experts, product, expert_layout(matrix, experts), scratch.rows)?, groups) {
-            (Method::Gemv(shape, plan), _) => {
+        let pairs = scratch.rows * experts.per_token as usize;
+        let method = method(model, experts, product, expert_layout(matrix, experts), scratch.rows)?;
+        let groups = buffers.groups(method.group_width().unwrap_or(1), pairs);
+        match method {
+            Method::Gemv(shape, plan) => {
                 let kernel = Gemv::for_experts(device, shape, plan, columns)?;
                 kernel.record_experts(self.recorder, name, matrix, x, target, &buffers.chosen.view())?;
             }
-            (Method::Gemm(shape, plan), Some(groups)) => {
+            Method::Gemm(shape, plan) => {
                 let kernel = Gemm::for_experts(device, shape, plan, columns)?;
                 kernel.record_experts(self.recorder, name, matrix, x, target, &groups)?;
             }
-            (Method::Coopmat(shape, plan), Some(groups)) => {
+            Method::Coopmat(shape, plan) => {
                 let kernel = Coopmat::for_experts(device, shape, plan, columns)?;
                 kernel.record_experts(self.recorder, name, matrix, x, target, &groups)?;
             }
-            _ => unreachable!("scratch memory has groups wherever the method takes them"),
         }
         Ok(())
     }
