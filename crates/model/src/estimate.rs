@@ -1,6 +1,6 @@
 //! Estimated decode throughput of a GPU that cannot be measured, computed from bytes and levels.
 
-use checkpoint::Config;
+use checkpoint::{Config, FeedForward, LayerSpec};
 use tensor::Scheme;
 
 use crate::measure::read_bytes;
@@ -29,6 +29,9 @@ pub const RADEON_780M: Machine = Machine {
 /// Levels of a layer as recorded for one sequence on a GPU: QKV, attention, output, gate and up, down. A test
 /// compares it with a recorded program.
 const LEVELS_PER_LAYER: u32 = 5;
+/// With experts: norm, QKV, attention, output, norm, router, gate and up, down. The router reads the residual stream, so
+/// that products cannot compute the norms.
+const LEVELS_PER_LAYER_WITH_EXPERTS: u32 = 8;
 /// Levels outside of the layers: embedding, head, and the two of the sampler.
 const OTHER_LEVELS: u32 = 4;
 
@@ -66,7 +69,13 @@ impl Estimate {
 
 /// Levels of a decode step.
 pub fn levels(config: &Config) -> u32 {
-    LEVELS_PER_LAYER * config.layers + OTHER_LEVELS
+    let layer = |layer: LayerSpec| match layer.feed_forward {
+        FeedForward::Dense { .. } => LEVELS_PER_LAYER,
+        FeedForward::Experts(_) => LEVELS_PER_LAYER_WITH_EXPERTS,
+    };
+    // Without experts the head computes the last norm, too.
+    let last_norm = u32::from(config.dense_intermediate().is_none());
+    config.layer_specs().map(layer).sum::<u32>() + last_norm + OTHER_LEVELS
 }
 
 #[cfg(test)]

@@ -238,17 +238,20 @@ fn generation_ends_by_stop_token_limit_or_caller() {
 #[test]
 fn a_gpu_decode_step_has_as_many_levels_as_estimated() {
     let Some(device) = testkit::cpu_device() else { return };
-    let fixture = Fixture::open("gguf_q8_0");
-    // The code path of a GPU; the CPU driver would choose another.
-    let model = load_alone(&device, &fixture.path).with_few_rows(Activations::Int16).with_one_dispatch(true);
-    let mut runner = Runner::new(Arc::new(model), limits(1, 96, 16)).unwrap();
-    let mut sequence = runner.start().unwrap();
-    let sampling = Sampling::default();
-    let next = DecodeRow::new(&mut sequence, 1, &sampling);
-    let profile = runner.profile(&mut [next]).unwrap();
-    let levels: usize = profile.levels.iter().map(|level| level.count).sum();
-    let estimated = model::estimate::levels(&runner.model().config) as usize;
-    assert_eq!(levels, estimated, "{:?}", profile.levels);
+    for name in ["gguf_q8_0", "qwen3moe_gguf_q8_0"] {
+        let fixture = Fixture::open(name);
+        // The code path of a GPU; the CPU driver would choose another.
+        let model = load_alone(&device, &fixture.path);
+        let model = model.with_few_rows(Activations::Int16).with_one_dispatch(true);
+        let mut runner = Runner::new(Arc::new(model), limits(1, 96, 16)).unwrap();
+        let mut sequence = runner.start().unwrap();
+        let sampling = Sampling::default();
+        let next = DecodeRow::new(&mut sequence, 1, &sampling);
+        let profile = runner.profile(&mut [next]).unwrap();
+        let levels: usize = profile.levels.iter().map(|level| level.count).sum();
+        let estimated = model::estimate::levels(&runner.model().config) as usize;
+        assert_eq!(levels, estimated, "{name}: {:?}", profile.levels);
+    }
 }
 
 #[test]

@@ -158,11 +158,11 @@ fn summary(checkpoint: &Checkpoint, parameters: u64) -> anyhow::Result<String> {
         models::parameters(parameters),
         config.layers,
         config.hidden,
-        config.dense_intermediate().map_or_else(|| "of experts".to_string(), |width| width.to_string())
+        config.dense_intermediate().map_or_else(|| "experts".to_string(), |width| width.to_string())
     );
     if let Some(experts) = experts(config) {
         text += &format!(
-            "   experts  {} per layer of {}, {} per token: {} parameters, {} of weights read per token\n",
+            "   experts  {} per layer, width {}; {} per token: {} active parameters, {} of weights read per token\n",
             experts.count,
             experts.intermediate,
             experts.per_token,

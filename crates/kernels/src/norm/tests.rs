@@ -85,7 +85,16 @@ fn invalid_operands_are_rejected() {
     let mut recorder = device.recorder().unwrap();
     let mut record = |x: View, weight: View, y: &Vectors| {
         let (post_weight, residual, rows) = (None, None, None);
-        let operands = Operands { x, partial_weights: None, post_weight, residual, weight, active: active.clone(), rows, y };
+        let operands = Operands {
+            x,
+            partial_weights: None,
+            post_weight,
+            residual,
+            weight,
+            active: active.clone(),
+            rows,
+            y,
+        };
         kernel.record(&mut recorder, "norm", &operands)
     };
     let shifted = |view: &View| view.slice(4..view.len() - 12).unwrap();
