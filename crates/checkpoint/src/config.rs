@@ -222,9 +222,9 @@ impl Config {
     }
 }
 
-/// Maximum number of experts per layer, and of those that a token passes through: kernels choose among so many.
+/// Maximum number of experts per layer: the router kernel keeps a score per expert in shared memory.
 pub const MAX_EXPERTS: u32 = 512;
-/// See [`MAX_EXPERTS`].
+/// Maximum number of experts per token: the router kernel keeps as many.
 pub const MAX_EXPERTS_PER_TOKEN: u32 = 16;
 
 impl ExpertConfig {

@@ -8,7 +8,7 @@
 //! | GGUF | `blk.3.attn_q.weight` |
 //!
 //! Experts have tensors of their own in Hugging Face files (`mlp.experts.7.gate_proj.weight`) or share one, a
-//! [`Stacked`] tensor, as they always do in GGUF files.
+//! stacked tensor, as they always do in GGUF files.
 //!
 //! Vision layers are also called `layers.3`, so only complete names match; any other name is unknown.
 

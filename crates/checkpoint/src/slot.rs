@@ -63,7 +63,7 @@ pub enum Role {
     PostAttentionNorm,
     /// The norm before the feed-forward block.
     FeedForwardNorm,
-    /// The scores of experts.
+    /// The router: projection from the hidden state to one logit per expert.
     Router,
     /// Gate projection.
     Gate,

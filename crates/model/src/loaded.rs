@@ -315,7 +315,7 @@ impl Model {
         Some(matrices.map(|(id, matrix)| self.read_per_row(*id, matrix.bytes())).sum())
     }
 
-    /// How much of something that a matrix has is read for a single row: of the experts, that of its own.
+    /// The part of `all`, bytes or weights of a matrix, that a single row reads: of the experts, that of its own.
     fn read_per_row(&self, id: MatrixId, all: u64) -> u64 {
         match (id, self.experts()) {
             (MatrixId::ExpertGateUp(_) | MatrixId::ExpertDown(_), Some(experts)) => {

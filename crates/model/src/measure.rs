@@ -111,7 +111,7 @@ impl Model {
     }
 }
 
-/// Routers with random weights: rows hit experts evenly, other than those of a trained model.
+/// Routers with random weights: they select other experts than a trained model's.
 fn routers(device: &Device, config: &Config) -> Result<BTreeMap<u32, Buffer>> {
     let random = Random::new(device, Distribution::Floats)?;
     let mut arena = Arena::new(device, Lifetime::Weights, Memory::Device).with_block_size(4 << 20);

@@ -74,12 +74,12 @@ impl Metrics {
         page.gauge("last_step_rows", "Rows of the last step (its batch size)", status.last_step_rows);
         page.counter(
             "decode_memory_read_bytes_total",
-            "Bytes of weights and KV cache that decode steps read",
+            "Bytes of weights and KV cache that decode steps read; with experts, steps of one sequence only",
             status.memory_traffic.bytes,
         );
         page.counter(
             "decode_seconds_total",
-            "Total time of decode steps",
+            "Total time of the decode steps whose bytes are counted",
             status.memory_traffic.time.as_secs_f64(),
         );
         if status.energy.generation_tokens > 0 {

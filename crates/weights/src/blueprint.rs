@@ -270,8 +270,8 @@ fn add<'a>(
     Ok(())
 }
 
-/// Whether a tensor is uploaded as f32 instead of becoming a matrix: norms, biases, and the scores of experts, which
-/// would choose others if they were rounded.
+/// Whether a tensor is uploaded as f32 instead of becoming a matrix: norms, biases, and routers, which would select other
+/// experts if they were quantised.
 pub(crate) fn is_vector(slot: Slot, tensor: &Tensor) -> bool {
     tensor.shape.len() == 1 || slot.role == Role::Router
 }

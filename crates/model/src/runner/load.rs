@@ -17,7 +17,7 @@ use crate::{Limits, Model, Result, Sampling};
 pub struct LoadOptions<'a> {
     /// The memory of each matrix.
     pub placement: &'a Placement,
-    /// What the runner is for: memory for all of it is allocated.
+    /// The limits of the runner: memory for all that they allow is allocated.
     pub limits: Limits,
     /// Whether logits are batch-invariant.
     pub reproducible: bool,

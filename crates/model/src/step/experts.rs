@@ -128,7 +128,7 @@ enum Method {
 }
 
 impl Method {
-    /// Columns per group; `None` where every column is multiplied by itself.
+    /// Columns per group; `None` where columns are multiplied one at a time.
     fn group_width(&self) -> Option<usize> {
         match self {
             Method::Gemv(..) => None,

@@ -414,7 +414,7 @@ pub const MODELS: &[Model] = &[
         [30_532, 768],
         40_960,
         APACHE,
-        "reasoning, tools, code; experts: reads 3B of its 30B per token",
+        "reasoning, tools, code; MoE: 3B of 30B parameters active",
         &["Qwen/Qwen3-30B-A3B-GGUF"],
     ),
     chat(
@@ -423,7 +423,7 @@ pub const MODELS: &[Model] = &[
         [30_532, 768],
         262_144,
         APACHE,
-        "code; experts: reads 3B of its 30B per token",
+        "code; MoE: 3B of 30B parameters active",
         &["unsloth/Qwen3-Coder-30B-A3B-Instruct-GGUF"],
     ),
     Model {

@@ -260,7 +260,9 @@ impl Gemv {
         };
         let (block, pairs) = check_experts(name, experts, &weights, w, x)?;
         if x.kind() != activations || chosen.len() < pairs as u64 * 4 {
-            return wrong("x has another format than the kernel was created for, or a pair has no expert");
+            return wrong(
+                "x has another format than the kernel was created for, or the list of experts is too short",
+            );
         }
         target.check(name, output, epilogue.outputs(weights.rows), pairs)?;
         let (values, x_scales) = addresses(x);
