@@ -171,12 +171,17 @@ impl Device {
     /// Compiles pipelines that are not compiled yet, in parallel on all cores. Sealing a program compiles
     /// that program's pipelines; call this first to compile those of several programs together.
     pub fn compile(&self, pipelines: &[Pipeline]) -> Result<()> {
-        pipeline::compile_all(pipelines, pipeline::cores())
+        pipeline::compile_all(pipelines, pipeline::cores(), None)
+    }
+
+    /// The same; once `cancel` is set, the pipelines that are left are not compiled.
+    pub fn compile_unless(&self, cancel: &AtomicBool, pipelines: &[Pipeline]) -> Result<()> {
+        pipeline::compile_all(pipelines, pipeline::cores(), Some(cancel))
     }
 
     /// The same on half of the cores, for work beside which others are to run.
     pub fn compile_in_background(&self, pipelines: &[Pipeline]) -> Result<()> {
-        pipeline::compile_all(pipelines, (pipeline::cores() / 2).max(1))
+        pipeline::compile_all(pipelines, (pipeline::cores() / 2).max(1), None)
     }
 
     /// Submits programs, in order, as one submission of 1 to

@@ -8,7 +8,7 @@ use std::{
     collections::HashMap,
     sync::{
         Arc, Mutex, OnceLock, PoisonError, Weak,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
 };
 
@@ -87,8 +87,8 @@ pub(crate) fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Compiles the pipelines that are not compiled yet, on up to `threads` threads.
-pub(crate) fn compile_all(pipelines: &[Pipeline], threads: usize) -> Result<()> {
+/// Compiles the pipelines that are not compiled yet, on up to `threads` threads, until `cancel` is set.
+pub(crate) fn compile_all(pipelines: &[Pipeline], threads: usize, cancel: Option<&AtomicBool>) -> Result<()> {
     let mut pending: Vec<&PipelineInner> = Vec::new();
     for inner in pipelines.iter().map(|pipeline| &*pipeline.inner) {
         if inner.compiled.get().is_none() && !pending.iter().any(|known| std::ptr::eq(*known, inner)) {
@@ -99,6 +99,9 @@ pub(crate) fn compile_all(pipelines: &[Pipeline], threads: usize) -> Result<()> 
     let next = AtomicUsize::new(0);
     let work = || {
         while let Some(inner) = pending.get(next.fetch_add(1, Ordering::Relaxed)) {
+            if cancel.is_some_and(|cancel| cancel.load(Ordering::Relaxed)) {
+                break;
+            }
             inner.raw()?;
             waiting.done();
         }

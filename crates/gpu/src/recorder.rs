@@ -324,7 +324,7 @@ impl Recorder {
             self.list.push(Command::Timestamp { query, stage: Stages::ALL_COMMANDS });
         }
         let device = self.commands.device.clone();
-        pipeline::compile_all(&self.pipelines(), pipeline::cores())?;
+        pipeline::compile_all(&self.pipelines(), pipeline::cores(), None)?;
         // SIMULTANEOUS_USE: the program may be submitted again before its last submission has completed.
         let begin =
             vk::CommandBufferBeginInfo::default().flags(vk::CommandBufferUsageFlags::SIMULTANEOUS_USE);

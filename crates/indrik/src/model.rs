@@ -20,6 +20,10 @@ use crate::{
 /// Interval between programs that are recorded ahead of their use while requests run.
 const BUSY_INTERVAL: Duration = Duration::from_secs(1);
 
+/// How long the engine must have been idle before work that takes about a second: the next request is then less likely to
+/// wait for it.
+const IDLE_TIME: Duration = Duration::from_secs(3);
+
 /// Interval at which recording ahead looks whether the engine is idle.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -188,8 +192,18 @@ impl Model {
         cancel: &AtomicBool,
     ) -> Result<()> {
         let engine = self.engine()?;
-        self.record_ahead(&engine, cancel)?;
-        if self.0.options.serving && self.tune_ahead(&engine, progress, cancel)?.changed() > 0 {
+        let recorded = self.record_ahead(&engine, cancel);
+        // Programs that are still missing are from now on recorded when they are needed.
+        self.with_runner(|runner| {
+            runner.stop_substituting();
+            Ok(())
+        })?;
+        recorded?;
+        if self.0.options.serving {
+            if let Err(error) = self.tune_ahead(&engine, progress, cancel) {
+                tracing::warn!("matrix products were not tuned: {error}");
+            }
+            // Those that tuning has changed, or all if the device was lost meanwhile.
             self.record_ahead(&engine, cancel)?;
         }
         self.with_runner(|runner| {
@@ -198,14 +212,24 @@ impl Model {
         })
     }
 
-    /// Runs `work` on the runner once the engine is idle. `None` if `cancel` was set before.
+    /// Runs `work` on the runner once the engine has been idle for some seconds. `None` if `cancel` was set before.
     pub fn when_idle<T>(
         &self,
         cancel: &AtomicBool,
         work: impl FnOnce(&mut Runner) -> model::Result<T>,
     ) -> Result<Option<T>> {
         let engine = self.engine()?;
-        if wait_until_idle(&engine, cancel) { self.with_runner(work).map(Some) } else { Ok(None) }
+        let mut idle_since = Instant::now();
+        while idle_since.elapsed() < IDLE_TIME {
+            if !wait_until_idle(&engine, cancel) {
+                return Ok(None);
+            }
+            std::thread::sleep(POLL_INTERVAL);
+            if is_busy(&engine.status()) {
+                idle_since = Instant::now();
+            }
+        }
+        self.with_runner(work).map(Some)
     }
 
     /// Tunes whenever the engine is idle.
@@ -221,8 +245,10 @@ impl Model {
             if !wait_until_idle(engine, cancel) {
                 return Ok(false);
             }
-            let _no_step = self.0.backend.exclusive();
-            work().map(|()| true)
+            let mut backend = self.0.backend.exclusive();
+            // The device may have been reopened, with another model.
+            let is_current = backend.runner().is_ok_and(|runner| Arc::ptr_eq(runner.model(), &model));
+            if is_current { work().map(|()| true) } else { Ok(false) }
         })
     }
 

@@ -273,8 +273,8 @@ impl Model {
                 MatrixId::Embedding => continue,
             };
             let weights = (matrix.layout().rows * matrix.layout().k) as u64;
-            // Of the experts, those of a single row.
-            sizes[unit].bytes += self.read_per_row(*id, matrix.bytes());
+            sizes[unit].bytes += matrix.bytes();
+            sizes[unit].row_bytes += self.read_per_row(*id, matrix.bytes());
             sizes[unit].weights += self.read_per_row(*id, weights);
         }
         sizes

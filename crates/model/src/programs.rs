@@ -6,6 +6,7 @@ mod key;
 use std::{
     collections::{BTreeMap, HashMap, btree_map::Entry},
     ops::Range,
+    sync::atomic::AtomicBool,
     time::{Duration, Instant},
 };
 
@@ -201,7 +202,13 @@ impl ProgramCache {
     }
 
     /// Compiles the pipelines of these programs. They stay compiled for as long as the result is kept.
-    pub fn compile(&mut self, sources: &mut Sources<'_>, keys: &[ProgramKey]) -> Result<Vec<Pipeline>> {
+    /// Once `cancel` is set, the rest is left out.
+    pub fn compile(
+        &mut self,
+        sources: &mut Sources<'_>,
+        keys: &[ProgramKey],
+        cancel: &AtomicBool,
+    ) -> Result<Vec<Pipeline>> {
         let (device, all) = (&sources.model.device, 0..sources.pacer.units());
         std::thread::scope(|scope| {
             let mut compiling = Vec::new();
@@ -209,7 +216,8 @@ impl ProgramCache {
                 let recorder = device.recorder()?;
                 let pipelines = self.record(sources, *key, all.clone(), recorder)?.pipelines();
                 // The next program is recorded meanwhile.
-                compiling.push(scope.spawn(move || device.compile(&pipelines).map(|()| pipelines)));
+                let compile = move || device.compile_unless(cancel, &pipelines).map(|()| pipelines);
+                compiling.push(scope.spawn(compile));
             }
             let mut compiled = Vec::new();
             for thread in compiling {

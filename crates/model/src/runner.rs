@@ -7,7 +7,10 @@ mod mixed;
 mod prefill;
 mod profile;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
 
 use checkpoint::Config;
 use gpu::Pipeline;
@@ -205,18 +208,23 @@ impl Runner {
 
     /// Compiles the pipelines that [`Runner::prepare_first_requests`] needs. Runs nothing, so that weights need not
     /// have been read.
-    fn compile_first_requests(&mut self, samplings: &[Sampling]) -> Result<()> {
+    fn compile_first_requests(&mut self, samplings: &[Sampling], cancel: &AtomicBool) -> Result<()> {
+        let keys = self.first_keys(samplings);
+        let (programs, mut sources) = self.programs_and_sources();
+        self.compiled_ahead = programs.compile(&mut sources, &keys, cancel)?;
+        Ok(())
+    }
+
+    /// The programs of first requests, and those that measure this device's speed before them.
+    fn first_keys(&self, samplings: &[Sampling]) -> Vec<ProgramKey> {
         let measured = self.measured_rows().map(|rows| RowCounts::new(0, rows as usize));
         let measured = measured.map(|counts| ProgramKey::new(counts, Output::None, Features::default()));
-        let keys: Vec<ProgramKey> = measured.into_iter().chain(self.serving_keys(samplings).first).collect();
-        let (programs, mut sources) = self.programs_and_sources();
-        self.compiled_ahead = programs.compile(&mut sources, &keys)?;
-        Ok(())
+        measured.into_iter().chain(self.serving_keys(samplings).first).collect()
     }
 
     /// Allocates the buffers of the programs of first requests. Clears them on the GPU, which is slow beside other work.
     fn allocate_first_requests(&mut self, samplings: &[Sampling]) -> Result<()> {
-        let keys = self.serving_keys(samplings).first;
+        let keys = self.first_keys(samplings);
         let (programs, mut sources) = self.programs_and_sources();
         keys.iter().try_for_each(|key| programs.allocate(&mut sources, *key))
     }
@@ -246,6 +254,12 @@ impl Runner {
         let recorded = programs.record_ahead(&mut sources, &[first, others].concat())?;
         self.substitutes &= recorded.is_some();
         Ok(recorded)
+    }
+
+    /// Records from now on what a step needs, instead of running it in the program of a longer chunk: no further programs
+    /// will be recorded ahead.
+    pub fn stop_substituting(&mut self) {
+        self.substitutes = false;
     }
 
     /// Completes the program of [`Runner::record_ahead`].

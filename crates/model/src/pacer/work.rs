@@ -40,7 +40,11 @@ pub(crate) struct StepExtent {
 /// The matrices of a layer, or of the head.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct MatrixSizes {
+    /// Bytes of all matrices.
     pub bytes: u64,
+    /// Bytes that a single row reads: of the experts, those of its own.
+    pub row_bytes: u64,
+    /// Weights that a row is multiplied with.
     pub weights: u64,
 }
 
@@ -86,8 +90,12 @@ impl Estimator {
         if rows == 0 {
             return Work::default();
         }
-        let MatrixSizes { bytes, weights } = unit.sizes;
-        let mut work = Work { bytes: bytes as f64, products: weights as f64 * rows as f64 };
+        let MatrixSizes { bytes, row_bytes, weights } = unit.sizes;
+        let mut work = Work {
+            // At most: rows may have experts in common.
+            bytes: (bytes as f64).min(row_bytes as f64 * rows as f64),
+            products: weights as f64 * rows as f64,
+        };
         let Some(Mixer::Attention(attention)) = unit.mixer else { return work };
         let per_position =
             f64::from(2 * attention.kv_heads) * self.kv_scheme.head_bytes(attention.head_dim) as f64;
@@ -117,7 +125,7 @@ pub(crate) mod tests {
         let (query, intermediate) = (u64::from(config.query_rows()), u64::from(config.intermediate));
         let layer = hidden * (2 * query + 2 * kv + 3 * intermediate);
         let head = hidden * u64::from(config.vocab);
-        let sizes = |bytes: u64| MatrixSizes { bytes, weights: bytes };
+        let sizes = |bytes: u64| MatrixSizes { bytes, row_bytes: bytes, weights: bytes };
         (0..config.layers).map(|_| sizes(layer)).chain([sizes(head)]).collect()
     }
 

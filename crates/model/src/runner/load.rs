@@ -1,6 +1,9 @@
 //! Loading a runner: pipelines compile while the weights are read.
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
 
 use checkpoint::Checkpoint;
 use gpu::Device;
@@ -44,13 +47,15 @@ impl Runner {
         if !samplings.is_empty() {
             runner.allocate_first_requests(samplings)?;
         }
+        let failed = AtomicBool::new(false);
         let (filled, compiled) = std::thread::scope(|scope| {
             let compile = || match samplings {
                 [] => Ok(()),
-                samplings => runner.compile_first_requests(samplings),
+                samplings => runner.compile_first_requests(samplings, &failed),
             };
             let compiling = scope.spawn(compile);
             let filled = model.weights.fill(device, checkpoint, stream, control);
+            failed.store(filled.is_err(), Ordering::Relaxed);
             let compiled = compiling.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             (filled, compiled)
         });

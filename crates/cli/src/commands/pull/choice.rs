@@ -226,7 +226,7 @@ pub fn table(candidates: &[Candidate], chosen: Option<usize>) -> String {
     output::table(&["quantisation", "file", "weights on the GPU", "KV cache, 8k", "left", ""], &rows)
 }
 
-/// Maximum hidden size at which the head is assumed to be tied.
+/// Maximum hidden size at which the head of a dense model is assumed to be tied.
 const MAX_TIED_HIDDEN: u32 = 3072;
 
 /// The weights on the GPU that a file of this quantisation becomes.
@@ -235,7 +235,8 @@ fn estimated_weights(config: &Config, quant: Option<Quant>) -> Vec<WeightDemand>
     let [hidden, vocab] = [config.hidden, config.vocab].map(|size| size as usize);
     let (query, kv) = (config.query_rows() as usize, config.kv_rows() as usize);
     let mut weights = vec![matrix("embeddings", outer, vocab, hidden)];
-    let is_tied = config.architecture == checkpoint::Architecture::Gemma3 || config.hidden <= MAX_TIED_HIDDEN;
+    let small = config.hidden <= MAX_TIED_HIDDEN && config.dense_intermediate().is_some();
+    let is_tied = config.architecture == checkpoint::Architecture::Gemma3 || small;
     if !is_tied {
         weights.push(matrix("head", outer, vocab, hidden));
     }

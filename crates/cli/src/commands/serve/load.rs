@@ -115,9 +115,6 @@ fn load(
 
 /// What can follow readiness. Programs that are not recorded ahead are recorded when they are needed.
 fn prepare_ahead(model: &Model, startup: &Startup<'_>, cancel: &AtomicBool) {
-    if let Err(error) = startup.hardware.measure_bandwidth(model, cancel) {
-        tracing::warn!(%error, "memory bandwidth could not be measured");
-    }
     let report = |stage: LoadProgress<'_>| match stage {
         LoadProgress::Tuned { .. } | LoadProgress::TuningFailed { .. } => {
             announce(format_args!("{}", loading::describe(stage)));
@@ -127,6 +124,9 @@ fn prepare_ahead(model: &Model, startup: &Startup<'_>, cancel: &AtomicBool) {
     match model.prepare_ahead(&report, cancel) {
         Ok(()) => tracing::debug!(seconds = startup.started.elapsed().as_secs_f64(), "all programs recorded"),
         Err(error) => tracing::warn!(%error, "not all programs were recorded ahead of their use"),
+    }
+    if let Err(error) = startup.hardware.measure_bandwidth(model, cancel) {
+        tracing::warn!(%error, "memory bandwidth could not be measured");
     }
 }
 

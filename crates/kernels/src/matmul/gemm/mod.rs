@@ -196,7 +196,8 @@ fn push(block: &MatrixBlock, rows: usize, x: &Vectors, target: &Target) -> Push 
 fn variant(caps: &Caps, shape: &Shape, plan: &Plan, experts: Option<ExpertColumns>) -> Variant {
     let (scheme, epilogue) = (shape.weights.scheme, shape.epilogue);
     match plan.method {
-        Method::Lanes(tile) => lanes::variant(scheme, epilogue, tile, true, experts),
+        // Groups of experts' columns say themselves which are used.
+        Method::Lanes(tile) => lanes::variant(scheme, epilogue, tile, experts.is_none(), experts),
         Method::Packed(tile) => packed::variant(caps, shape, tile, experts),
         Method::Tiles => {
             let pairs_per_x = experts.map_or(0, |experts| experts.per_x as u32);

@@ -49,7 +49,7 @@ const MIN_PLANS: usize = 4;
 /// The result of a tuning run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct TuningReport {
-    /// Wall-clock time, including compilation.
+    /// Time of compiling and timing.
     pub seconds: f64,
     /// Of which recording and compiling.
     pub compile_seconds: f64,

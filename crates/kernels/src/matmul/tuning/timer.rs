@@ -127,8 +127,9 @@ impl<'a> Timer<'a> {
         self.groups.iter().map(|group| group.shape).collect()
     }
 
+    /// Time of compiling and timing, without waiting for turns.
     pub fn seconds(&self) -> f64 {
-        self.start.elapsed().as_secs_f64()
+        self.compile_seconds() + self.elapsed.as_secs_f64()
     }
 
     pub fn compile_seconds(&self) -> f64 {
