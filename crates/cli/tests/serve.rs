@@ -5,7 +5,7 @@ mod common;
 use std::{
     io::{BufRead, Read, Write},
     process::Command,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use common::{
@@ -365,6 +365,14 @@ fn completions_follow_a_schema_and_report_logprobs() {
     assert!(cached(&second) > tokens(&first) / 2 && cached(&second) < tokens(&second), "{second}");
     assert!(server.metric("indrik_prefix_cache_hits_total") >= 1);
     assert!(server.metric("indrik_decode_memory_read_bytes_total") > 0);
+    // Measured when the server has been idle for a while; the ratio covers the decode steps of the last seconds.
+    let is_measured = |metrics: &str| metrics.contains("\nindrik_memory_bandwidth_bytes_per_second ");
+    let deadline = Instant::now() + Duration::from_secs(1800);
+    while !is_measured(&server.request("GET", "/metrics", "").1) {
+        assert!(Instant::now() < deadline, "the bandwidth is not measured");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    server.complete(&greedy(12, json!({})));
     let (_, metrics) = server.request("GET", "/metrics", "");
     let value = |name: &str| {
         let line = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).expect(name);
