@@ -300,8 +300,8 @@ fn the_history_is_private_searchable_and_optional() {
 #[test]
 fn a_long_prompt_shows_its_progress() {
     let Some(user_) = User::new() else { return };
-    // Chunks of one page, so that there is something to see on a fast machine too.
-    let mut terminal = Terminal::start(&user_.chat(&["-n", "4", "--prefill-chunk", "16"]), 100);
+    // Token by token, so that there is something to see on a fast machine too.
+    let mut terminal = Terminal::start(&user_.chat(&["-n", "4", "--prefill-chunk", "1"]), 100);
     let shown = |terminal: &Terminal| {
         let raw = &terminal.screen().raw;
         raw.contains("prefilled ") && raw.contains(" prompt tokens …")
