@@ -1,6 +1,6 @@
 # Every target does its own set-up. `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test clients soak withstand lint fmt webui webui-test shaders model models rdna3 bench curve versus perplexity dist image recording
+.PHONY: help setup demo serve test clients soak withstand lint audit fmt webui webui-test shaders model models rdna3 bench curve versus perplexity dist image recording
 
 INDRIK := target/release/indrik
 # The models of `demo` and `serve`, and of `perplexity` and `versus`: a name in the store or a file.
@@ -39,7 +39,10 @@ serve: setup ## build, pull the same model and serve it to OpenAI clients on por
 # Pulls a model unless it is a file or complete in the store.
 ensure = [ -e "$(1)" ] || $(INDRIK) inspect "$(1)" > /dev/null 2>&1 || $(INDRIK) pull "$(1)"
 
-test: setup lint model ## run everything that must pass before a change lands; needs no GPU
+test: setup lint ## run everything that must pass before a change lands; needs no GPU
+	# Builds the binary that pulls the models too, with the same features as the tests: nothing is compiled twice.
+	cargo test --workspace --no-run
+	@$(pull_test_models)
 	$(call export_path,GGUF,test-model) $(call export_path,SMOLLM2,test-smollm2) $(call export_path,QWEN,test-qwen) cargo test --workspace
 	scripts/clients.sh
 
@@ -49,7 +52,8 @@ export_path = path=$$(cat target/$(2) 2>/dev/null); [ -z "$$path" ] || export IN
 clients: setup model ## test the server with OpenAI's Python and npm packages and schemathesis; tool calls too after `make models`
 	$(call export_path,QWEN,test-qwen) scripts/clients.sh
 
-soak: setup ## load-test the server for INDRIK_SOAK=1800 seconds (`make test` has two minutes of it)
+soak: setup ## the long tests: load for INDRIK_SOAK=1800 seconds (`make test` has two minutes of it), kernels for gfx1151
+	cargo test -p indrik-cli --test rdna3 -- --ignored
 	INDRIK_SOAK=$(or $(INDRIK_SOAK),1800) cargo test -p indrik-cli --test load -- --nocapture
 
 withstand: setup ## measure what slow, silent and flooding clients do to others, the table of docs/security.md
@@ -61,10 +65,11 @@ withstand: setup ## measure what slow, silent and flooding clients do to others,
 # only `make models` pulls it.
 model:
 	cargo build
-	@mkdir -p target && : > target/test-model && : > target/test-smollm2
-	$(call fetch,gemma3:270m,test-model)
-	$(call fetch,smollm2,test-smollm2)
-	@target/debug/indrik models --json | sed -n 's/^ *"path": "\(.*qwen2\.5-coder@1\.5b\.gguf\)",*$$/\1/p' > target/test-qwen
+	@$(pull_test_models)
+
+pull_test_models = mkdir -p target && : > target/test-model && : > target/test-smollm2 && \
+	{ $(call fetch,gemma3:270m,test-model); } && { $(call fetch,smollm2,test-smollm2); } && \
+	target/debug/indrik models --json | sed -n 's/^ *"path": "\(.*qwen2\.5-coder@1\.5b\.gguf\)",*$$/\1/p' > target/test-qwen
 
 models: setup model ## pull the optional test model too: Qwen2.5-Coder 1.5B (1.04 GiB)
 	$(call fetch,qwen2.5-coder:1.5b,test-qwen)
@@ -85,13 +90,16 @@ perplexity: setup ## measure the perplexity of Gemma 3 270M on 60 chunks of Wiki
 # Covers every tracked file; `cargo fmt` sees only those reachable through `mod` lines.
 rustfmt = git ls-files '*.rs' | xargs rustfmt --edition 2024 --config-path rustfmt.toml
 
-lint: setup ## check formatting, clippy, API docs, Markdown, the web UI, licences
+lint: setup ## check formatting, clippy, API docs, Markdown, the web UI, that dependencies were audited
 	$(rustfmt) --check
 	cargo clippy --workspace --all-targets
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items
 	scripts/check_docs.sh
 	scripts/check_webui.sh
-	scripts/deny.sh
+	scripts/audit.sh --recorded
+
+audit: ## check licences, sources and bans of all dependencies with cargo-deny, after changing Cargo.lock or deny.toml
+	scripts/audit.sh
 
 fmt: ## format the code
 	$(rustfmt)

@@ -22,6 +22,7 @@ fn phoenix_compiles_as_documented_without_spills() {
 }
 
 #[test]
+#[ignore = "the compiler of phoenix, and minutes more: `make soak` runs it"]
 fn gfx1151_compiles_as_documented_without_spills() {
     check("gfx1151", 1);
 }
