@@ -8,8 +8,14 @@ use serde::{Deserialize, Serialize};
 pub enum Architecture {
     /// Gemma 3, text-only or the language model of the multimodal sizes.
     Gemma3,
+    /// Gemma 4: dense, with experts, or with per-layer embeddings.
+    Gemma4,
     /// Llama 2 and 3.
     Llama,
+    /// Mistral.
+    Mistral,
+    /// Ministral 3, and the language model of Mistral's multimodal classes.
+    Ministral3,
     /// Qwen 2 and 2.5.
     Qwen2,
     /// Qwen 3, dense.
@@ -20,9 +26,12 @@ pub enum Architecture {
 
 impl Architecture {
     /// Every supported family.
-    pub const ALL: [Architecture; 5] = [
+    pub const ALL: [Architecture; 8] = [
         Architecture::Gemma3,
+        Architecture::Gemma4,
         Architecture::Llama,
+        Architecture::Mistral,
+        Architecture::Ministral3,
         Architecture::Qwen2,
         Architecture::Qwen3,
         Architecture::Qwen3Moe,

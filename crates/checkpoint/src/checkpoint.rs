@@ -150,7 +150,8 @@ impl Checkpoint {
 
 fn open_gguf(path: &Path) -> Result<(Source, Config)> {
     let gguf = gguf::open(path)?;
-    let config = Config::from_gguf(path, &|key| gguf.metadata.get(key).map(MetaValue::from))?;
+    let mut config = Config::from_gguf(path, &|key| gguf.metadata.get(key).map(MetaValue::from))?;
+    config.detect_values(&gguf.source);
     Ok((gguf.source, config))
 }
 

@@ -7,7 +7,7 @@ use crate::{
     architecture::Architecture,
     config::Config,
     incomplete::{Incomplete, Problem},
-    layer::{FeedForward, LayerSpec, Mixer},
+    layer::{FeedForward, LayerSpec, Mixer, Values},
     names::{Naming, Stacked},
     slot::{Role, Slot, Tower},
     source::{Format, Source, Span, Tensor},
@@ -87,6 +87,9 @@ pub fn check(config: &Config, source: &Source) -> Result<Inventory, Incomplete> 
             images.push(tensor.clone());
             continue;
         }
+        if is_unused(config, slot) {
+            continue;
+        }
         let Some(shape) = expected.get(&slot) else {
             let beyond = slot.layer.is_some_and(|layer| layer >= config.layers);
             problems.push(match beyond {
@@ -107,7 +110,8 @@ pub fn check(config: &Config, source: &Source) -> Result<Inventory, Incomplete> 
     let naming = naming(architecture, source);
     let optional = |slot: &Slot| match slot.role {
         Role::Head => config.tie_embeddings,
-        Role::RopeFreqs => true,
+        // llama.cpp takes an absent scale for 1.
+        Role::RopeFreqs | Role::LayerScale => true,
         _ => false,
     };
     let missing = expected.iter().filter(|(slot, _)| !tensors.contains_key(slot) && !optional(slot));
@@ -122,7 +126,9 @@ pub fn check(config: &Config, source: &Source) -> Result<Inventory, Incomplete> 
     let missing = missing.filter_map(|(slot, shape)| {
         let name = slot.name(architecture, naming).unwrap_or_else(|| format!("{slot:?}"));
         let stacked = Stacked::parse(&name).zip(config.experts);
-        let expected = stacked.map_or(shape.clone(), |(_, experts)| stacked_shape(experts.count, 1, shape));
+        let expected = stacked.map_or(shape.clone(), |(stacked, experts)| {
+            stacked_shape(experts.count, stacked.roles.len(), shape)
+        });
         // A stacked tensor once, not once per expert.
         names.insert(name.clone()).then_some(Problem::Missing { name, expected })
     });
@@ -139,6 +145,12 @@ pub fn check(config: &Config, source: &Source) -> Result<Inventory, Incomplete> 
     }
     let own_head = tensors.contains_key(&head);
     Ok(Inventory { tensors, own_head, images })
+}
+
+/// Published checkpoints have the keys and values of layers that attend to those of others.
+fn is_unused(config: &Config, slot: Slot) -> bool {
+    let shares = |layer: u32| layer < config.layers && config.shares_kv_with(layer).is_some();
+    matches!(slot.role, Role::Key | Role::Value | Role::KeyNorm) && slot.layer.is_some_and(shares)
 }
 
 /// The tensors of the experts in a stacked one.
@@ -184,8 +196,17 @@ fn expected(config: &Config) -> BTreeMap<Slot, Vec<u64>> {
         (Role::FinalNorm, vec![hidden]),
         (Role::Head, vec![vocab, hidden]),
     ];
-    if !config.architecture.family().sliding_window {
+    // Gemma 3 has none.
+    if !config.architecture.family().sliding_window || config.global_attention.is_some() {
         model.push((Role::RopeFreqs, vec![config.rope_pair_count().into()]));
+    }
+    if let Some(width) = config.per_layer_width {
+        let all = u64::from(config.layers) * u64::from(width);
+        model.extend([
+            (Role::PerLayerEmbed, vec![vocab, all]),
+            (Role::PerLayerProjection, vec![all, hidden]),
+            (Role::PerLayerProjectionNorm, vec![width.into()]),
+        ]);
     }
     let model = model.into_iter().map(|(role, shape)| (Slot::text(None, role), shape));
     let layers = (0..).zip(config.layer_specs()).flat_map(|(index, spec)| {
@@ -198,7 +219,7 @@ fn expected(config: &Config) -> BTreeMap<Slot, Vec<u64>> {
 
 /// The tensors of one layer's experts with their shapes.
 fn expert_tensors(hidden: u64, layer: u32, spec: &LayerSpec) -> Vec<(Slot, Vec<u64>)> {
-    let FeedForward::Experts(experts) = spec.feed_forward else { return vec![] };
+    let Some(experts) = spec.feed_forward.experts() else { return vec![] };
     let intermediate = u64::from(experts.intermediate);
     let shapes = [
         (Role::Gate, [intermediate, hidden]),
@@ -220,14 +241,18 @@ fn layer_tensors(config: &Config, spec: &LayerSpec) -> Vec<(Role, Vec<u64>)> {
         Mixer::Attention(attention) => {
             let [query, kv] = [attention.query_rows(), attention.kv_rows()].map(u64::from);
             let head = u64::from(attention.head_dim);
-            tensors.extend([
-                (Role::Query, vec![query, hidden]),
-                (Role::Key, vec![kv, hidden]),
-                (Role::Value, vec![kv, hidden]),
-                (Role::Output, vec![hidden, query]),
-            ]);
+            tensors.extend([(Role::Query, vec![query, hidden]), (Role::Output, vec![hidden, query])]);
             if attention.head_norms {
-                tensors.extend([(Role::QueryNorm, vec![head]), (Role::KeyNorm, vec![head])]);
+                tensors.push((Role::QueryNorm, vec![head]));
+            }
+            if attention.shares_kv_with.is_none() {
+                tensors.push((Role::Key, vec![kv, hidden]));
+                if attention.values == Values::Projected {
+                    tensors.push((Role::Value, vec![kv, hidden]));
+                }
+                if attention.head_norms {
+                    tensors.push((Role::KeyNorm, vec![head]));
+                }
             }
             if attention.qkv_bias {
                 tensors.extend([
@@ -238,18 +263,33 @@ fn layer_tensors(config: &Config, spec: &LayerSpec) -> Vec<(Role, Vec<u64>)> {
             }
         }
     }
-    match spec.feed_forward {
-        FeedForward::Dense { intermediate, .. } => {
-            let intermediate = u64::from(intermediate);
-            tensors.extend([
-                (Role::Gate, vec![intermediate, hidden]),
-                (Role::Up, vec![intermediate, hidden]),
-                (Role::Down, vec![hidden, intermediate]),
-            ]);
+    if let Some(dense) = spec.feed_forward.dense() {
+        let intermediate = u64::from(dense.intermediate);
+        tensors.extend([
+            (Role::Gate, vec![intermediate, hidden]),
+            (Role::Up, vec![intermediate, hidden]),
+            (Role::Down, vec![hidden, intermediate]),
+        ]);
+    }
+    if let Some(experts) = spec.feed_forward.experts() {
+        tensors.push((Role::Router, vec![experts.count.into(), hidden]));
+        if experts.scaled {
+            tensors.push((Role::ExpertScales, vec![experts.count.into()]));
         }
-        FeedForward::Experts(experts) => {
-            tensors.push((Role::Router, vec![experts.count.into(), hidden]));
-        }
+    }
+    if let FeedForward::DenseAndExperts(..) = spec.feed_forward {
+        let norms = [Role::RouterScale, Role::ExpertNorm, Role::PostDenseNorm, Role::PostExpertsNorm];
+        tensors.extend(norms.map(|role| (role, vec![hidden])));
+    }
+    if let Some(width) = spec.per_layer_width {
+        tensors.extend([
+            (Role::PerLayerGate, vec![width.into(), hidden]),
+            (Role::PerLayerOutput, vec![hidden, width.into()]),
+            (Role::PostPerLayerNorm, vec![hidden]),
+        ]);
+    }
+    if spec.scaled {
+        tensors.push((Role::LayerScale, vec![1]));
     }
     tensors
 }

@@ -12,7 +12,9 @@ use serde::{Deserialize, Serialize};
 use crate::{
     architecture::Architecture,
     error::{Error, Result},
-    layer::FeedForward,
+    layer::{Attention, Mixer},
+    slot::{Role, Slot},
+    source::Source,
 };
 
 pub use keys::MetaValue;
@@ -50,7 +52,27 @@ pub enum RopeScaling {
         /// Original context length.
         original: u32,
     },
-    /// Every frequency has its own divisor: how GGUF files store Llama 3's scaling.
+    /// YaRN: low frequencies are divided, high ones are not, and those between are interpolated linearly in their index.
+    Yarn {
+        /// The divisor of low frequencies.
+        factor: f32,
+        /// Frequencies with more rotations than this within the original context are high.
+        beta_fast: f32,
+        /// Frequencies with fewer rotations than this are low.
+        beta_slow: f32,
+        /// Original context length.
+        original: u32,
+        /// Factor of queries and keys.
+        attention_factor: f32,
+    },
+    /// Gemma 4: only the first pairs of a head rotate, with the frequencies they have where all do.
+    Proportional {
+        /// The part of the pairs that rotates.
+        rotated: f32,
+        /// The divisor of their frequencies.
+        factor: f32,
+    },
+    /// Every frequency has its own divisor: how GGUF files store Llama 3's scaling and Gemma 4's partial rotation.
     Each {
         /// One per rotated pair of a head.
         divisors: Vec<f32>,
@@ -79,6 +101,37 @@ pub(crate) struct ExpertConfig {
     pub intermediate: u32,
     /// Whether the weights of a token's experts are scaled to a sum of 1.
     pub renormalize: bool,
+    /// Whether a dense block runs beside the experts, and their router has scales of its own (Gemma 4).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub beside_dense: bool,
+}
+
+/// The heads of full-attention layers that differ from those of sliding-window layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct GlobalAttention {
+    pub kv_heads: u32,
+    pub head_dim: u32,
+    /// Values are the key projection, before its norm and RoPE.
+    pub values_from_keys: bool,
+}
+
+/// Layers without keys and values of their own, the last of a model: each attends to those of the last layer before them
+/// that has the same attention span.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct KvSharing {
+    /// Number of such layers.
+    pub layers: u32,
+    /// Width of their dense feed-forward blocks.
+    pub intermediate: u32,
+}
+
+/// Queries are multiplied by `1 + beta · ln(1 + ⌊position / original⌋)`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct QueryTemperature {
+    /// Growth with the logarithm of the position.
+    pub beta: f32,
+    /// Context length before the model was extended.
+    pub original: u32,
 }
 
 /// All parameters of the forward pass other than the weights.
@@ -96,6 +149,9 @@ pub struct Config {
     /// The experts, where the feed-forward blocks have them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) experts: Option<ExpertConfig>,
+    /// Width of the per-layer embeddings, where a model has them (Gemma 4 E2B, E4B).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub per_layer_width: Option<u32>,
     /// Number of layers.
     pub layers: u32,
     /// Query heads.
@@ -106,6 +162,15 @@ pub struct Config {
     pub head_dim: u32,
     /// Attention scores are divided by its square root.
     pub query_pre_attn_scalar: f32,
+    /// How queries grow with their position, where they do (Ministral 3).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub query_temperature: Option<QueryTemperature>,
+    /// The heads of full-attention layers, where they differ from those of the others (Gemma 4).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) global_attention: Option<GlobalAttention>,
+    /// The last layers that attend to the keys and values of earlier ones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) kv_sharing: Option<KvSharing>,
     /// Window of sliding-window layers in tokens, the current one included; set if any layer has one.
     pub(crate) sliding_window: Option<u32>,
     /// Attention type of each layer; public as [`Config::layer`].
@@ -122,6 +187,9 @@ pub struct Config {
     pub rope_pairs: RopePairs,
     /// Epsilon of every RMSNorm.
     pub rms_norm_eps: f32,
+    /// Soft cap of the logits: they become `cap · tanh(logits / cap)`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub logit_softcap: Option<f32>,
     /// Vocabulary size. Hugging Face files of the multimodal sizes count 64 more than there are tokens.
     pub vocab: u32,
     /// Context length that the model was trained with.
@@ -155,32 +223,60 @@ impl Config {
             && numbers.iter().all(|number| number.is_finite() && *number > 0.0)
             && (1..=MAX_SIZE).contains(&self.max_positions)
             && self.sliding_window.map_or(!slides, |window| window > 0)
-            && self.rope_scaling.is_plausible(self.head_dim)
+            && self.rope_scaling.is_plausible(self.rope_pair_count())
             && self.experts.is_none_or(|experts| experts.is_plausible())
+            && self.per_layer_width.is_none_or(|width| (1..=MAX_SIZE / self.layers).contains(&width))
+            && self.logit_softcap.is_none_or(|cap| cap.is_finite() && cap > 0.0)
+            && self.query_temperature.is_none_or(|temperature| temperature.is_plausible())
+            && self.global_attention.is_none_or(|global| global.is_plausible(self.heads))
+            && self.kv_sharing.is_none_or(|sharing| {
+                (1..=MAX_SIZE).contains(&sharing.intermediate)
+                    && sharing.layers <= self.layers
+                    && (self.layers - sharing.layers..self.layers)
+                        .all(|layer| self.shares_kv_with(layer).is_some())
+            })
     }
 
-    /// Rotated pairs per head.
-    pub(crate) fn rope_pair_count(&self) -> u32 {
-        self.head_dim / 2
-    }
-
-    /// Width of the widest dense feed-forward block; `None` if every layer has experts.
-    pub fn dense_intermediate(&self) -> Option<u32> {
-        let widths = self.layer_specs().filter_map(|layer| match layer.feed_forward {
-            FeedForward::Dense { intermediate, .. } => Some(intermediate),
-            FeedForward::Experts(_) => None,
+    /// GGUF files have no key for it: the values of full-attention layers come from their keys if no such layer has a
+    /// value projection.
+    pub(crate) fn detect_values(&mut self, source: &Source) {
+        let architecture = self.architecture;
+        let is_global = |layer: u32| self.layer_types.get(layer as usize) == Some(&LayerType::Global);
+        let projects = source.tensors.iter().any(|tensor| {
+            let slot = Slot::parse(architecture, &tensor.name);
+            slot.is_some_and(|slot| slot.role == Role::Value && slot.layer.is_some_and(is_global))
         });
-        widths.max()
+        if let Some(global) = &mut self.global_attention {
+            global.values_from_keys = !projects;
+        }
     }
 
-    /// Rows of the query projection.
-    pub fn query_rows(&self) -> u32 {
-        self.heads * self.head_dim
+    /// Rotated pairs per head of full-attention layers, whose frequencies may be scaled.
+    pub(crate) fn rope_pair_count(&self) -> u32 {
+        self.global_attention.map_or(self.head_dim, |global| global.head_dim) / 2
     }
 
-    /// Rows of the key and of the value projection.
-    pub fn kv_rows(&self) -> u32 {
-        self.kv_heads * self.head_dim
+    /// Width of the widest dense feed-forward block; `None` if no layer has one.
+    pub fn dense_intermediate(&self) -> Option<u32> {
+        self.layer_specs().filter_map(|layer| Some(layer.feed_forward.dense()?.intermediate)).max()
+    }
+
+    /// The attention of each layer.
+    pub fn attentions(&self) -> impl Iterator<Item = Attention> + '_ {
+        self.layer_specs().map(|layer| {
+            let Mixer::Attention(attention) = layer.mixer;
+            attention
+        })
+    }
+
+    /// Rows of the largest query projection.
+    pub fn max_query_rows(&self) -> u32 {
+        self.attentions().map(|attention| attention.query_rows()).max().unwrap_or(0)
+    }
+
+    /// Rows of the largest QKV product.
+    pub fn max_qkv_rows(&self) -> u32 {
+        self.attentions().map(|attention| attention.qkv_rows()).max().unwrap_or(0)
     }
 
     /// Checks the experts; the other arguments are the keys they were read from.
@@ -210,6 +306,13 @@ impl Config {
         if self.head_dim == 0 || !self.head_dim.is_multiple_of(2) {
             return Err(keys.error(head_dim, format!("is {}, but RoPE needs an even number", self.head_dim)));
         }
+        if let Some(global) = self.global_attention.filter(|global| !global.is_plausible(self.heads)) {
+            let reason = format!(
+                "is {}, but full-attention layers have {} KV heads of {} elements",
+                self.heads, global.kv_heads, global.head_dim
+            );
+            return Err(keys.error(heads, reason));
+        }
         let rows = u64::from(self.heads) * u64::from(self.head_dim);
         if rows > u64::from(MAX_SIZE) {
             return Err(keys.error(heads, format!("times {head_dim} is {rows}, but the limit is {MAX_SIZE}")));
@@ -226,6 +329,23 @@ impl Config {
 pub const MAX_EXPERTS: u32 = 512;
 /// Maximum number of experts per token: the router kernel keeps as many.
 pub const MAX_EXPERTS_PER_TOKEN: u32 = 16;
+
+impl GlobalAttention {
+    fn is_plausible(self, heads: u32) -> bool {
+        let rows = u64::from(heads) * u64::from(self.head_dim);
+        (1..=heads).contains(&self.kv_heads)
+            && heads.is_multiple_of(self.kv_heads)
+            && self.head_dim > 0
+            && self.head_dim.is_multiple_of(2)
+            && rows <= MAX_SIZE.into()
+    }
+}
+
+impl QueryTemperature {
+    fn is_plausible(self) -> bool {
+        self.beta.is_finite() && self.beta >= 0.0 && self.original > 0
+    }
+}
 
 impl ExpertConfig {
     fn is_plausible(self) -> bool {
@@ -246,13 +366,13 @@ impl Rope {
     fn unsupported(keys: &Keys, kind: &str) -> Error {
         let kind: String = kind.chars().take(64).collect();
         let what = format!("RoPE scaling of type '{}'", kind.escape_debug());
-        keys.unsupported(what, "use a model with linear, Llama 3 or no RoPE scaling")
+        keys.unsupported(what, "use a model with linear, Llama 3, YaRN or no RoPE scaling")
     }
 }
 
 impl RopeScaling {
-    /// Whether the values are plausible for heads of `head_dim` elements.
-    fn is_plausible(&self, head_dim: u32) -> bool {
+    /// Whether the values are plausible for heads of this many rotated pairs.
+    fn is_plausible(&self, pairs: u32) -> bool {
         let is_positive = |value: f32| value.is_finite() && value > 0.0;
         match self {
             RopeScaling::None => true,
@@ -260,11 +380,24 @@ impl RopeScaling {
             RopeScaling::Llama3 { factor, low, high, original } => {
                 [*factor, *low, *high].into_iter().all(is_positive) && high > low && *original > 0
             }
+            RopeScaling::Yarn { factor, beta_fast, beta_slow, original, attention_factor } => {
+                [*factor, *beta_fast, *beta_slow, *attention_factor].into_iter().all(is_positive)
+                    && beta_fast > beta_slow
+                    && *original > 0
+            }
+            RopeScaling::Proportional { rotated, factor } => {
+                (0.0..=1.0).contains(rotated) && is_positive(*factor)
+            }
             RopeScaling::Each { divisors } => {
-                divisors.len() == head_dim as usize / 2 && divisors.iter().copied().all(is_positive)
+                divisors.len() == pairs as usize && divisors.iter().copied().all(is_positive)
             }
         }
     }
+}
+
+/// YaRN's factor of queries and keys for contexts that are `factor` times longer.
+fn yarn_multiplier(factor: f32, scale: f32) -> f32 {
+    if factor <= 1.0 { 1.0 } else { 0.1 * scale * factor.ln() + 1.0 }
 }
 
 /// Every `n`th layer has full attention, the others a sliding window.

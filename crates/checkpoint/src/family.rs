@@ -5,7 +5,10 @@
 
 mod facts;
 mod gemma3;
+mod gemma4;
 mod llama;
+mod ministral3;
+mod mistral;
 mod qwen2;
 mod qwen3;
 mod qwen3_moe;
@@ -36,7 +39,10 @@ impl Architecture {
     pub fn family(self) -> &'static Family {
         match self {
             Architecture::Gemma3 => &gemma3::FAMILY,
+            Architecture::Gemma4 => &gemma4::FAMILY,
             Architecture::Llama => &llama::FAMILY,
+            Architecture::Mistral => &mistral::FAMILY,
+            Architecture::Ministral3 => &ministral3::FAMILY,
             Architecture::Qwen2 => &qwen2::FAMILY,
             Architecture::Qwen3 => &qwen3::FAMILY,
             Architecture::Qwen3Moe => &qwen3_moe::FAMILY,

@@ -54,6 +54,6 @@ pub use checkpoint::Checkpoint;
 pub use config::Config;
 pub use error::{Error, Result};
 pub use incomplete::{Incomplete, Problem};
-pub use layer::{Attention, AttentionSpan, Experts, FeedForward, LayerSpec, Mixer};
+pub use layer::{Attention, AttentionSpan, Dense, Experts, FeedForward, LayerSpec, Mixer, Values};
 pub use slot::{Role, Slot, Tower};
 pub use source::{Format, Source, Span, Tensor};

@@ -34,10 +34,13 @@ pub enum Naming {
 }
 
 /// Tensors outside of layers. The head of Hugging Face files is outside of the text tower, see [`HEADS`].
-const MODEL: [NameRow; 3] = [
+const MODEL: [NameRow; 6] = [
     (Role::Embed, "embed_tokens.weight", "token_embd.weight"),
     (Role::FinalNorm, "norm.weight", "output_norm.weight"),
     (Role::RopeFreqs, "", "rope_freqs.weight"),
+    (Role::PerLayerEmbed, "embed_tokens_per_layer.weight", "per_layer_token_embd.weight"),
+    (Role::PerLayerProjection, "per_layer_model_projection.weight", "per_layer_model_proj.weight"),
+    (Role::PerLayerProjectionNorm, "per_layer_projection_norm.weight", "per_layer_proj_norm.weight"),
 ];
 
 /// Name of the head per naming.
@@ -48,7 +51,7 @@ const HEADS: [(Naming, &str); 4] = [
     (Naming::Gguf, "output.weight"),
 ];
 
-/// Tensors of a layer that have the same name in every family; other norms are per family.
+/// Tensors of a layer that have the same name in most families; a family lists its own, and its own names.
 const LAYER: [NameRow; 14] = [
     (Role::AttentionNorm, "input_layernorm.weight", "attn_norm.weight"),
     (Role::Query, "self_attn.q_proj.weight", "attn_q.weight"),
@@ -74,11 +77,14 @@ const EXPERT: [(Role, &str); 3] =
     [(Role::Gate, "gate_proj.weight"), (Role::Up, "up_proj.weight"), (Role::Down, "down_proj.weight")];
 
 /// The names of [`Stacked`] tensors in a layer of Hugging Face files and of GGUF files.
-const STACKED: [(&[Role], &str, &str); 4] = [
+const STACKED: [(&[Role], &str, &str); 6] = [
     (&[Role::Gate], "", "ffn_gate_exps.weight"),
     (&[Role::Up], "", "ffn_up_exps.weight"),
     (&[Role::Gate, Role::Up], "mlp.experts.gate_up_proj", "ffn_gate_up_exps.weight"),
     (&[Role::Down], "mlp.experts.down_proj", "ffn_down_exps.weight"),
+    // Gemma 4.
+    (&[Role::Gate, Role::Up], "experts.gate_up_proj", ""),
+    (&[Role::Down], "experts.down_proj", ""),
 ];
 
 /// A tensor with a projection, or two, of all experts of a layer: `[expert][role][row][k]`.
@@ -202,6 +208,7 @@ impl Slot {
             .find_map(|naming| naming.text(architecture, name))
             .or_else(|| hf_image(name))
             .or_else(|| gguf_image(name))
+            .or_else(|| gemma4_tower(name).filter(|_| architecture == Architecture::Gemma4))
     }
 
     /// The name of a text tensor in a naming; `None` if the naming has no such tensor.
@@ -215,6 +222,12 @@ impl Slot {
         if let (Some(layer), Some(expert)) = (self.layer, self.expert) {
             let part = match naming {
                 Naming::Gguf => STACKED.iter().find(|row| row.0 == [self.role])?.2.to_owned(),
+                _ if architecture == Architecture::Gemma4 => {
+                    let row = STACKED
+                        .iter()
+                        .find(|row| row.0.contains(&self.role) && row.1.starts_with("experts."));
+                    row?.1.to_owned()
+                }
                 _ => format!("{EXPERTS}{expert}.{}", EXPERT.iter().find(|row| row.0 == self.role)?.1),
             };
             return Some(format!("{tower}{}{layer}.{part}", naming.layer_prefix()));
@@ -230,7 +243,7 @@ impl Slot {
 }
 
 fn layer_rows(architecture: Architecture) -> impl Iterator<Item = &'static NameRow> {
-    LAYER.iter().chain(architecture.family().norms)
+    architecture.family().layer_names.iter().chain(&LAYER)
 }
 
 fn hf_image(name: &str) -> Option<Slot> {
@@ -246,6 +259,16 @@ fn hf_image(name: &str) -> Option<Slot> {
     }
     let (layer, part) = split_index(part.strip_prefix("encoder.layers.")?)?;
     VISION_LAYER.contains(&weight_or_bias(part)?).then_some(image(Tower::Vision, Some(layer)))
+}
+
+/// Gemma 4's encoders of images and sound, and the projections of their outputs.
+fn gemma4_tower(name: &str) -> Option<Slot> {
+    let name = name.strip_prefix("model.")?;
+    let has = |prefixes: &[&str]| prefixes.iter().any(|prefix| name.starts_with(prefix));
+    if has(&["vision_tower.", "audio_tower."]) {
+        return Some(image(Tower::Vision, None));
+    }
+    has(&["embed_vision.", "embed_audio.", "multimodal_embedder."]).then_some(image(Tower::Projector, None))
 }
 
 fn gguf_image(name: &str) -> Option<Slot> {

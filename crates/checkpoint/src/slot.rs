@@ -39,6 +39,12 @@ pub enum Role {
     Head,
     /// RoPE frequency divisors (GGUF).
     RopeFreqs,
+    /// Per-layer embeddings of tokens: the rows of all layers side by side.
+    PerLayerEmbed,
+    /// Projection from the embeddings to the per-layer inputs of all layers.
+    PerLayerProjection,
+    /// The norm of each layer's part of that projection.
+    PerLayerProjectionNorm,
     /// The norm before attention.
     AttentionNorm,
     /// Query projection.
@@ -63,6 +69,12 @@ pub enum Role {
     PostAttentionNorm,
     /// The norm before the feed-forward block.
     FeedForwardNorm,
+    /// The norm before the experts, where a dense block runs beside them.
+    ExpertNorm,
+    /// Factor per element of the router's input.
+    RouterScale,
+    /// Factor per expert of its routing weight.
+    ExpertScales,
     /// The router: projection from the hidden state to one logit per expert.
     Router,
     /// Gate projection.
@@ -71,8 +83,20 @@ pub enum Role {
     Up,
     /// Down projection.
     Down,
+    /// The norm of the dense block's output, where experts run beside it.
+    PostDenseNorm,
+    /// The norm of the experts' output, where a dense block runs beside them.
+    PostExpertsNorm,
     /// The norm of the feed-forward block's output, before the residual addition.
     PostFeedForwardNorm,
+    /// Projection from the residual stream to the gate of a layer's per-layer input.
+    PerLayerGate,
+    /// Projection from the gated per-layer input to the residual stream.
+    PerLayerOutput,
+    /// The norm of that projection's output, before the residual addition.
+    PostPerLayerNorm,
+    /// Factor of the residual stream after a layer.
+    LayerScale,
     /// Any tensor of the image encoder or projector, which are listed but not run.
     Image,
 }

@@ -1837,6 +1837,176 @@ pub mod norm_registers {
     pub static TIERS: &[(u32, &gpu::Shader)] = &[(0, &T0), (1, &T1)];
 }
 
+/// Generated from `src/per_layer/per_layer_gate.comp`.
+pub mod per_layer_gate {
+    /// Push constants of `per_layer_gate.comp`.
+    #[derive(Clone, Debug)]
+    pub struct Push {
+        /// Read by the shader.
+        pub residual: gpu::Address,
+        /// Read by the shader.
+        pub gate: gpu::Address,
+        /// Read by the shader.
+        pub inputs: gpu::Address,
+        /// Written by the shader.
+        pub y: gpu::Address,
+        /// Read by the shader.
+        pub active_rows: gpu::Address,
+        /// `uint` in the shader.
+        pub hidden: u32,
+        /// `uint` in the shader.
+        pub width: u32,
+        /// `uint` in the shader.
+        pub y_stride: u32,
+        /// `float` in the shader.
+        pub epsilon: f32,
+    }
+
+    impl gpu::PushConstants for Push {
+        const SIZE: u32 = 56;
+
+        fn encode(&self, writer: &mut gpu::PushWriter) {
+            writer.buffer(0, &self.residual, gpu::Access::Read);
+            writer.buffer(8, &self.gate, gpu::Access::Read);
+            writer.buffer(16, &self.inputs, gpu::Access::Read);
+            writer.buffer(24, &self.y, gpu::Access::Write);
+            writer.buffer(32, &self.active_rows, gpu::Access::Read);
+            writer.word(40, self.hidden);
+            writer.word(44, self.width);
+            writer.word(48, self.y_stride);
+            writer.word(52, self.epsilon.to_bits());
+        }
+    }
+
+    /// Specialisation constants of `per_layer_gate.comp`.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub struct Constants {
+        /// `THREADS`: `uint`, constant 0.
+        pub threads: u32,
+    }
+
+    impl Default for Constants {
+        fn default() -> Self {
+            Self { threads: 64 }
+        }
+    }
+
+    impl gpu::SpecConstants for Constants {
+        fn values(&self) -> Vec<u32> {
+            vec![self.threads]
+        }
+    }
+
+    /// `per_layer_gate.comp` at tier T0.
+    pub static T0: gpu::Shader = gpu::Shader {
+        name: "per_layer_gate.t0",
+        spirv: include_bytes!("per_layer_gate.t0.spv"),
+        push_size: 56,
+        constant_ids: &[0],
+        local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
+    };
+
+    /// `per_layer_gate.comp` at tier T1.
+    pub static T1: gpu::Shader = gpu::Shader {
+        name: "per_layer_gate.t1",
+        spirv: include_bytes!("per_layer_gate.t1.spv"),
+        push_size: 56,
+        constant_ids: &[0],
+        local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
+    };
+
+    /// All tiers of `per_layer_gate.comp`, lowest first.
+    pub static TIERS: &[(u32, &gpu::Shader)] = &[(0, &T0), (1, &T1)];
+}
+
+/// Generated from `src/per_layer/per_layer_inputs.comp`.
+pub mod per_layer_inputs {
+    /// Push constants of `per_layer_inputs.comp`.
+    #[derive(Clone, Debug)]
+    pub struct Push {
+        /// Read by the shader.
+        pub embedding: gpu::Address,
+        /// Read by the shader.
+        pub projected: gpu::Address,
+        /// Read by the shader.
+        pub token: gpu::Address,
+        /// Read by the shader.
+        pub weight: gpu::Address,
+        /// Written by the shader.
+        pub inputs: gpu::Address,
+        /// Read by the shader.
+        pub active_rows: gpu::Address,
+        /// `uint` in the shader.
+        pub hidden: u32,
+        /// `uint` in the shader.
+        pub width: u32,
+        /// `uint` in the shader.
+        pub layers: u32,
+        /// `uint` in the shader.
+        pub rows: u32,
+        /// `float` in the shader.
+        pub epsilon: f32,
+    }
+
+    impl gpu::PushConstants for Push {
+        const SIZE: u32 = 68;
+
+        fn encode(&self, writer: &mut gpu::PushWriter) {
+            writer.buffer(0, &self.embedding, gpu::Access::Read);
+            writer.buffer(8, &self.projected, gpu::Access::Read);
+            writer.buffer(16, &self.token, gpu::Access::Read);
+            writer.buffer(24, &self.weight, gpu::Access::Read);
+            writer.buffer(32, &self.inputs, gpu::Access::Write);
+            writer.buffer(40, &self.active_rows, gpu::Access::Read);
+            writer.word(48, self.hidden);
+            writer.word(52, self.width);
+            writer.word(56, self.layers);
+            writer.word(60, self.rows);
+            writer.word(64, self.epsilon.to_bits());
+        }
+    }
+
+    /// Specialisation constants of `per_layer_inputs.comp`.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub struct Constants {
+        /// `THREADS`: `uint`, constant 0.
+        pub threads: u32,
+    }
+
+    impl Default for Constants {
+        fn default() -> Self {
+            Self { threads: 64 }
+        }
+    }
+
+    impl gpu::SpecConstants for Constants {
+        fn values(&self) -> Vec<u32> {
+            vec![self.threads]
+        }
+    }
+
+    /// `per_layer_inputs.comp` at tier T0.
+    pub static T0: gpu::Shader = gpu::Shader {
+        name: "per_layer_inputs.t0",
+        spirv: include_bytes!("per_layer_inputs.t0.spv"),
+        push_size: 68,
+        constant_ids: &[0],
+        local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
+    };
+
+    /// `per_layer_inputs.comp` at tier T1.
+    pub static T1: gpu::Shader = gpu::Shader {
+        name: "per_layer_inputs.t1",
+        spirv: include_bytes!("per_layer_inputs.t1.spv"),
+        push_size: 68,
+        constant_ids: &[0],
+        local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
+    };
+
+    /// All tiers of `per_layer_inputs.comp`, lowest first.
+    pub static TIERS: &[(u32, &gpu::Shader)] = &[(0, &T0), (1, &T1)];
+}
+
 /// Generated from `src/matmul/prefetch/prefetch.comp`.
 pub mod prefetch {
     /// Push constants of `prefetch.comp`.

@@ -66,6 +66,7 @@ pub mod experts;
 pub mod matmul;
 mod matrix;
 pub mod norm;
+pub mod per_layer;
 pub mod sample;
 pub mod score;
 pub mod selftest;
@@ -98,6 +99,7 @@ pub static ALL: &[&Kernel] = &[
     &matmul::prefetch::KERNEL,
     &matmul::quantize_rows::KERNEL,
     &norm::KERNEL,
+    &per_layer::KERNEL,
     &sample::KERNEL,
     &score::KERNEL,
     &transcode::KERNEL,

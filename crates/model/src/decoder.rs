@@ -22,7 +22,7 @@ use crate::{Result, step::Step};
 /// stream before it.
 pub(crate) fn layers(step: &mut Step<'_>, layers: Range<u32>) -> Result<()> {
     for layer in layers {
-        let LayerSpec { mixer, feed_forward } = step.config().layer(layer);
+        let LayerSpec { mixer, feed_forward, .. } = step.config().layer(layer);
         if layer == 0 {
             step.embed()?;
             step.norm(layer, Role::AttentionNorm)?;
@@ -34,8 +34,9 @@ pub(crate) fn layers(step: &mut Step<'_>, layers: Range<u32>) -> Result<()> {
         }
         step.add_and_norm((layer, Role::PostAttentionNorm), (layer, Role::FeedForwardNorm))?;
         match feed_forward {
-            FeedForward::Dense { activation, .. } => feed_forward::dense(step, layer, activation)?,
+            FeedForward::Dense(dense) => feed_forward::dense(step, layer, dense.activation)?,
             FeedForward::Experts(experts) => feed_forward::experts(step, layer, &experts)?,
+            FeedForward::DenseAndExperts(..) => todo!(),
         }
     }
     Ok(())

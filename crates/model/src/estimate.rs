@@ -70,8 +70,8 @@ impl Estimate {
 /// Levels of a decode step.
 pub fn levels(config: &Config) -> u32 {
     let layer = |layer: LayerSpec| match layer.feed_forward {
-        FeedForward::Dense { .. } => LEVELS_PER_LAYER,
-        FeedForward::Experts(_) => LEVELS_PER_LAYER_WITH_EXPERTS,
+        FeedForward::Dense(_) => LEVELS_PER_LAYER,
+        FeedForward::Experts(_) | FeedForward::DenseAndExperts(..) => LEVELS_PER_LAYER_WITH_EXPERTS,
     };
     // Without experts the head computes the last norm, too.
     let last_norm = u32::from(config.dense_intermediate().is_none());

@@ -29,6 +29,28 @@ fn scaled(plain: Vec<f64>, scaling: &RopeScaling) -> Vec<f64> {
             };
             plain.iter().map(scale).collect()
         }
+        RopeScaling::Yarn { factor, beta_fast, beta_slow, original, .. } => {
+            let turns = |plain: f64| f64::from(*original) * plain / TAU;
+            // The indices of the pairs that turn so often, rounded outwards.
+            let pairs = plain.len() as f64;
+            let base = plain.get(1).map_or(1.0, |second| 1.0 / second);
+            let index = |beta: f32| (turns(1.0) / f64::from(beta)).ln() / base.ln();
+            let low = index(*beta_fast).floor().max(0.0);
+            let high = index(*beta_slow).ceil().min(2.0 * pairs - 1.0);
+            let divided = |index: f64| ((index - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
+            let scale = |(index, plain): (usize, &f64)| {
+                let divided = divided(index as f64);
+                plain * (1.0 - divided + divided / f64::from(*factor))
+            };
+            plain.iter().enumerate().map(scale).collect()
+        }
+        RopeScaling::Proportional { rotated, factor } => {
+            let count = (f64::from(*rotated) * plain.len() as f64).floor() as usize;
+            let scale = |(index, plain): (usize, &f64)| {
+                if index < count { plain / f64::from(*factor) } else { 0.0 }
+            };
+            plain.iter().enumerate().map(scale).collect()
+        }
         RopeScaling::Each { divisors } => {
             plain.iter().zip(divisors).map(|(plain, divisor)| plain / f64::from(*divisor)).collect()
         }

@@ -1,7 +1,7 @@
 //! The KV cache: the memory of the pages of all layers, in one pool for full-attention layers and one for
 //! sliding-window layers, and the page tables. [`crate::pages`] allocates the pages.
 
-use checkpoint::{Attention, AttentionSpan, Config, Mixer};
+use checkpoint::{Attention, AttentionSpan, Config};
 use gpu::{Arena, Buffer, Device, Lifetime, Memory};
 use kernels::{KvLayer, KvShape, KvTable};
 
@@ -26,9 +26,12 @@ pub struct KvCache {
     device: Device,
     limits: Limits,
     max_context_length: u32,
+    /// Of the layers that have keys and values of their own.
     layers: Vec<KvLayer>,
-    /// By layer.
+    /// The kind of each of `layers`.
     kinds: Vec<PageKind>,
+    /// By layer of the model: the index of its keys and values in `layers`.
+    buffers: Vec<usize>,
     tables: [Buffer; 2],
     allocator: PageAllocator,
 }
@@ -41,8 +44,13 @@ impl KvCache {
         let pages = [page_config.full_pages, page_config.sliding_pages * page_config.max_sequences];
         let mut arena = Arena::new(device, Lifetime::Kv, Memory::Device);
         let (mut layers, mut kinds) = (Vec::new(), Vec::new());
-        for (number, layer) in config.layer_specs().enumerate() {
-            let Mixer::Attention(Attention { kv_heads, head_dim, span, .. }) = layer.mixer;
+        let mut buffers = Vec::new();
+        for (number, attention) in config.attentions().enumerate() {
+            let Attention { kv_heads, head_dim, span, shares_kv_with, .. } = attention;
+            if let Some(source) = shares_kv_with {
+                buffers.push(buffers[source as usize]);
+                continue;
+            }
             let shape = KvShape {
                 kv_heads,
                 head_dim,
@@ -50,6 +58,7 @@ impl KvCache {
                 pages: pages[PageKind::from(span) as usize],
                 scheme: limits.kv_scheme,
             };
+            buffers.push(layers.len());
             kinds.push(PageKind::from(span));
             layers.push(KvLayer::allocate(&mut arena, &format!("KV cache of layer {number}"), shape)?);
         }
@@ -58,7 +67,16 @@ impl KvCache {
         let tables = [shared.buffer_from("page table", &table)?, shared.buffer_from("page table", &table)?];
         let allocator = PageAllocator::new(page_config);
         let max_context_length = config.max_positions;
-        Ok(Self { device: device.clone(), limits, max_context_length, layers, kinds, tables, allocator })
+        Ok(Self {
+            device: device.clone(),
+            limits,
+            max_context_length,
+            layers,
+            kinds,
+            buffers,
+            tables,
+            allocator,
+        })
     }
 
     /// Starts an empty sequence that takes no part in the prefix cache.
@@ -150,7 +168,7 @@ impl KvCache {
 
     /// Keys and values of a layer.
     pub(crate) fn layer(&self, layer: usize) -> &KvLayer {
-        &self.layers[layer]
+        &self.layers[self.buffers[layer]]
     }
 
     /// The page table of layers with this span.
@@ -181,11 +199,10 @@ impl KvCache {
 
     /// Bytes of keys and values that a step reads for a sequence whose last position is `position`.
     pub fn bytes_read(&self, config: &Config, position: u32) -> u64 {
-        let bytes = |mixer: Mixer| {
-            let Mixer::Attention(Attention { kv_heads, head_dim, span, .. }) = mixer;
+        let bytes = |Attention { kv_heads, head_dim, span, .. }: Attention| {
             let visible = span.window().map_or(position + 1, |window| window.min(position + 1));
             2 * u64::from(kv_heads) * self.limits.kv_scheme.head_bytes(head_dim) * u64::from(visible)
         };
-        config.layer_specs().map(|layer| bytes(layer.mixer)).sum()
+        config.attentions().map(bytes).sum()
     }
 }

@@ -48,7 +48,13 @@ impl Language {
             // Without a template these are not chat models, or each has its own format.
             (
                 None,
-                Architecture::Llama | Architecture::Qwen2 | Architecture::Qwen3 | Architecture::Qwen3Moe,
+                Architecture::Gemma4
+                | Architecture::Llama
+                | Architecture::Mistral
+                | Architecture::Ministral3
+                | Architecture::Qwen2
+                | Architecture::Qwen3
+                | Architecture::Qwen3Moe,
             ) => None,
         };
         let mut stop_token_ids = [tokenizer.stop_token_ids(), &checkpoint.config.eos].concat();

@@ -1,6 +1,6 @@
 //! The limits of a runner, and the memory that follows from them.
 
-use checkpoint::{Attention, Config, FeedForward, LayerSpec, Mixer};
+use checkpoint::{Attention, Config, FeedForward};
 use gpu::{AdapterInfo, AdapterKind};
 use kernels::matmul::coopmat;
 use tensor::KvScheme;
@@ -60,8 +60,8 @@ impl Limits {
         }
         // More rows use cooperative matrices better; but every row takes scratch memory, and a KV entry per
         // sequence in every sliding-window layer.
-        let sliding_kv_rows: u64 =
-            sliding_layers(config).map(|attention| u64::from(attention.kv_rows())).sum();
+        let own = sliding_layers(config).filter(|attention| attention.shares_kv_with.is_none());
+        let sliding_kv_rows: u64 = own.map(|attention| u64::from(attention.kv_rows())).sum();
         let kv = sliding_kv_rows * 2 * 2 * u64::from(max_sequences);
         let row = row_bytes(config) + kv;
         let memory =
@@ -102,7 +102,8 @@ impl Limits {
                 self.pages_per_sequence()
             ));
         }
-        self.kv_scheme.check(config.head_dim, self.page_size).or_else(wrong)
+        let check = |attention: Attention| self.kv_scheme.check(attention.head_dim, self.page_size);
+        config.attentions().try_for_each(check).or_else(wrong)
     }
 
     /// The memory to reserve beside the weights of a model with this config; `output_rows` is the maximum
@@ -188,42 +189,40 @@ pub(crate) fn window(config: &Config) -> u32 {
 
 /// The layers with sliding-window attention.
 fn sliding_layers(config: &Config) -> impl Iterator<Item = Attention> {
-    let attention = |layer: LayerSpec| {
-        let Mixer::Attention(attention) = layer.mixer;
-        attention.span.is_sliding().then_some(attention)
-    };
-    config.layer_specs().filter_map(attention)
+    config.attentions().filter(|attention| attention.span.is_sliding())
 }
 
 /// Activations per row: the residual stream, two normed copies and a block's output; queries, keys and
-/// values, queries again, attention's output; gate, up and their product.
+/// values, queries again, attention's output; gate, up and their product; per-layer inputs.
 fn row_bytes(config: &Config) -> u64 {
     let row = 4 * u64::from(config.hidden)
-        + 3 * u64::from(config.query_rows())
-        + 2 * u64::from(config.kv_rows())
+        + 2 * u64::from(config.max_query_rows())
+        + u64::from(config.max_qkv_rows())
         + config
             .layer_specs()
             .map(|layer| feed_forward_values(config, layer.feed_forward))
             .max()
-            .unwrap_or(0);
+            .unwrap_or(0)
+        + config.per_layer_width.map_or(0, |width| 3 * u64::from(width) * u64::from(config.layers + 1));
     row * 4
 }
 
 /// Gate, up and their product; with experts, their products, outputs, scores and groups.
 fn feed_forward_values(config: &Config, feed_forward: FeedForward) -> u64 {
-    match feed_forward {
-        FeedForward::Dense { intermediate, .. } => 3 * u64::from(intermediate),
-        FeedForward::Experts(experts) => {
-            let pairs = u64::from(experts.per_token);
-            pairs * u64::from(experts.intermediate + config.hidden + 16) + u64::from(experts.count)
-        }
-    }
+    let dense = feed_forward.dense().map_or(0, |dense| 3 * u64::from(dense.intermediate));
+    let experts = feed_forward.experts().map_or(0, |experts| {
+        let pairs = u64::from(experts.per_token);
+        pairs * u64::from(experts.intermediate + config.hidden + 16) + u64::from(experts.count)
+    });
+    // A normed copy for the experts.
+    let both = if dense > 0 && experts > 0 { u64::from(config.hidden) } else { 0 };
+    dense + experts + both
 }
 
 /// Additional bytes per row of small batches, whose products leave up to eight partial sums of QKV and of a
 /// block's output.
 fn partial_sum_bytes(config: &Config) -> u64 {
-    7 * 4 * u64::from(config.query_rows() + 2 * config.kv_rows() + config.hidden)
+    7 * 4 * u64::from(config.max_qkv_rows() + config.hidden)
 }
 
 /// A prefill chunk of more than 512 rows may take this fraction of a device's memory: 1/32.

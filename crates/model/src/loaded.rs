@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use checkpoint::{
-    Attention, Checkpoint, Config, Experts, FeedForward, Mixer, Role, Slot, family::Activation,
-};
+use checkpoint::{Attention, Checkpoint, Config, Experts, Role, Slot, family::Activation};
 use gpu::{Arena, Buffer, Device, Lifetime, Memory, Tier, View};
 use kernels::{
     Activations, Epilogue, HALF_GROUP, Matrix,
@@ -70,18 +68,26 @@ const UPLOAD_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The lengths of the rows that products take.
 fn product_lengths(config: &Config) -> impl Iterator<Item = u32> {
-    let widths = config.layer_specs().map(|layer| match layer.feed_forward {
-        FeedForward::Dense { intermediate, .. } => intermediate,
-        FeedForward::Experts(experts) => experts.intermediate,
+    let widths = config.layer_specs().flat_map(|layer| {
+        let dense = layer.feed_forward.dense().map(|dense| dense.intermediate);
+        let experts = layer.feed_forward.experts().map(|experts| experts.intermediate);
+        dense.into_iter().chain(experts).chain(layer.per_layer_width)
     });
-    [config.hidden, config.query_rows()].into_iter().chain(widths)
+    let queries = config.attentions().map(|attention| attention.query_rows());
+    [config.hidden].into_iter().chain(queries).chain(widths)
+}
+
+/// The matrices of products: all but those that are only tables of embeddings.
+fn multiplied(weights: &Weights) -> impl Iterator<Item = &Matrix> {
+    let is_multiplied = |id: MatrixId| id != MatrixId::PerLayerEmbedding;
+    weights.matrices.iter().filter(move |(id, _)| is_multiplied(*id)).map(|(_, matrix)| matrix)
 }
 
 /// Whether few rows can be int16: products are then packed dot products of bytes, bound by memory and next to
 /// exact. That takes integer weights, rows of whole half groups, and gate and up in one matrix.
 fn supports_int16(config: &Config, weights: &Weights) -> bool {
     let aligned = product_lengths(config).all(|length| (length as usize).is_multiple_of(HALF_GROUP));
-    let integers = weights.matrices.iter().all(|(_, matrix)| !matrix.layout().scheme.is_float());
+    let integers = multiplied(weights).all(|matrix| !matrix.layout().scheme.is_float());
     let joined = (0..config.layers).all(|layer| weights.by_id(MatrixId::GateUp(layer)).count() <= 1);
     aligned && integers && joined
 }
@@ -90,7 +96,7 @@ fn supports_int16(config: &Config, weights: &Weights) -> bool {
 /// time.
 fn supports_f16(config: &Config, weights: &Weights) -> bool {
     let aligned = product_lengths(config).all(|length| length.is_multiple_of(4));
-    let supported = weights.matrices.iter().all(|(_, matrix)| coopmat::policy::supports(&matrix.layout()));
+    let supported = multiplied(weights).all(|matrix| coopmat::policy::supports(&matrix.layout()));
     aligned && supported
 }
 
@@ -135,7 +141,7 @@ impl Model {
             };
             coopmat::policy::plan(device.caps(), fragments, &shape).is_some()
         };
-        let all_planned = weights.matrices.iter().all(|(_, matrix)| planned(matrix));
+        let all_planned = multiplied(&weights).all(planned);
         let many_rows = if all_planned && supports_f16(&config, &weights) {
             Activations::F16
         } else if gemm::packed::is_preferred(device.caps()) && supports_int16(&config, &weights) {
@@ -206,10 +212,7 @@ impl Model {
 
     /// The experts, where the model's layers have them.
     pub(crate) fn experts(&self) -> Option<Experts> {
-        self.config.layer_specs().find_map(|layer| match layer.feed_forward {
-            FeedForward::Dense { .. } => None,
-            FeedForward::Experts(experts) => Some(experts),
-        })
+        self.config.layer_specs().find_map(|layer| layer.feed_forward.experts())
     }
 
     /// The router of a layer with experts.
@@ -267,10 +270,13 @@ impl Model {
                 | MatrixId::GateUp(layer)
                 | MatrixId::Down(layer)
                 | MatrixId::ExpertGateUp(layer)
-                | MatrixId::ExpertDown(layer) => *layer as usize,
+                | MatrixId::ExpertDown(layer)
+                | MatrixId::PerLayerGate(layer)
+                | MatrixId::PerLayerOutput(layer) => *layer as usize,
+                MatrixId::PerLayerProjection => 0,
                 MatrixId::Head => layers,
                 MatrixId::Embedding if tied => layers,
-                MatrixId::Embedding => continue,
+                MatrixId::Embedding | MatrixId::PerLayerEmbedding => continue,
             };
             let weights = (matrix.layout().rows * matrix.layout().k) as u64;
             sizes[unit].bytes += matrix.bytes();
@@ -310,7 +316,11 @@ impl Model {
             return None;
         }
         let has_head = self.weights.by_id(MatrixId::Head).next().is_some();
-        let skipped = |id: &MatrixId| has_head && *id == MatrixId::Embedding;
+        let skipped = |id: &MatrixId| match id {
+            MatrixId::Embedding => has_head,
+            MatrixId::PerLayerEmbedding => true,
+            _ => false,
+        };
         let matrices = self.weights.matrices.iter().filter(|(id, _)| !skipped(id));
         Some(matrices.map(|(id, matrix)| self.read_per_row(*id, matrix.bytes())).sum())
     }
@@ -364,8 +374,7 @@ impl Model {
 /// The distinct attention specs of a model's layers.
 fn attention_variants(config: &Config) -> Vec<Attention> {
     let mut variants = vec![];
-    for layer in config.layer_specs() {
-        let Mixer::Attention(attention) = layer.mixer;
+    for attention in config.attentions() {
         if !variants.contains(&attention) {
             variants.push(attention);
         }

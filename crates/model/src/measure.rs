@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use checkpoint::{Config, Experts, FeedForward, LayerSpec, Mixer, Role, Slot};
+use checkpoint::{Config, Dense, Experts, LayerSpec, Mixer, Role, Slot};
 use gpu::{Arena, Buffer, Device, Lifetime, Memory, TimestampMode, Timing};
 use kernels::{
     Matrix,
@@ -20,30 +20,37 @@ const TIMEOUT: Duration = Duration::from_secs(300);
 /// The layouts of all matrices of a model with this config, each id as one matrix.
 fn matrices(config: &Config, scheme: Scheme) -> Vec<(MatrixId, Layout)> {
     let hidden = config.hidden;
-    let layer = |(index, LayerSpec { mixer, feed_forward }): (u32, LayerSpec)| {
+    let layer = |(index, LayerSpec { mixer, feed_forward, per_layer_width, .. }): (u32, LayerSpec)| {
         let Mixer::Attention(attention) = mixer;
-        let (query_rows, kv_rows) = (attention.query_rows(), attention.kv_rows());
-        let feed_forward = match feed_forward {
-            FeedForward::Dense { intermediate, .. } => [
+        let attention = [
+            (MatrixId::Qkv(index), attention.qkv_rows(), hidden),
+            (MatrixId::AttentionOutput(index), hidden, attention.query_rows()),
+        ];
+        let dense = feed_forward.dense().map(|Dense { intermediate, .. }| {
+            [
                 (MatrixId::GateUp(index), 2 * intermediate, hidden),
                 (MatrixId::Down(index), hidden, intermediate),
-            ],
-            FeedForward::Experts(Experts { count, intermediate, .. }) => [
+            ]
+        });
+        let experts = feed_forward.experts().map(|Experts { count, intermediate, .. }| {
+            [
                 (MatrixId::ExpertGateUp(index), count * 2 * intermediate, hidden),
                 (MatrixId::ExpertDown(index), count * hidden, intermediate),
-            ],
-        };
-        [
-            (MatrixId::Qkv(index), query_rows + 2 * kv_rows, hidden),
-            (MatrixId::AttentionOutput(index), hidden, query_rows),
-        ]
-        .into_iter()
-        .chain(feed_forward)
+            ]
+        });
+        let per_layer = per_layer_width.map(|width| {
+            [(MatrixId::PerLayerGate(index), width, hidden), (MatrixId::PerLayerOutput(index), hidden, width)]
+        });
+        attention.into_iter().chain(dense.into_iter().chain(experts).chain(per_layer).flatten())
     };
     let embedding = (MatrixId::Embedding, config.vocab, hidden);
+    let per_layer = config.per_layer_width.map(|width| {
+        let all = width * config.layers;
+        [(MatrixId::PerLayerEmbedding, config.vocab, all), (MatrixId::PerLayerProjection, all, hidden)]
+    });
     let head = (!config.tie_embeddings).then_some((MatrixId::Head, config.vocab, hidden));
     let layers = (0..).zip(config.layer_specs()).flat_map(layer);
-    let all = [embedding].into_iter().chain(layers).chain(head);
+    let all = [embedding].into_iter().chain(per_layer.into_iter().flatten()).chain(layers).chain(head);
     all.map(|(id, rows, k)| (id, Layout { scheme, rows: rows as usize, k: k as usize })).collect()
 }
 
@@ -55,16 +62,19 @@ pub fn weight_bytes(config: &Config, scheme: Scheme) -> u64 {
 /// Bytes of matrices that a decode step of one row reads: all, except embeddings that are not also the head, and the
 /// experts that the row does not pass through.
 pub fn read_bytes(config: &Config, scheme: Scheme) -> u64 {
-    let is_read = |id: MatrixId| id != MatrixId::Embedding || config.tie_embeddings;
+    let is_read = |id: MatrixId| match id {
+        MatrixId::Embedding => config.tie_embeddings,
+        MatrixId::PerLayerEmbedding => false,
+        _ => true,
+    };
     let read = matrices(config, scheme).into_iter().filter(|(id, _)| is_read(*id));
     read.map(|(id, layout)| match id {
-        MatrixId::ExpertGateUp(layer) | MatrixId::ExpertDown(layer) => match config.layer(layer).feed_forward
-        {
-            FeedForward::Experts(experts) => {
+        MatrixId::ExpertGateUp(layer) | MatrixId::ExpertDown(layer) => {
+            let experts = config.layer(layer).feed_forward.experts();
+            experts.map_or(bytes(layout), |experts| {
                 bytes(layout) / u64::from(experts.count) * u64::from(experts.per_token)
-            }
-            FeedForward::Dense { .. } => bytes(layout),
-        },
+            })
+        }
         _ => bytes(layout),
     })
     .sum()
@@ -118,7 +128,7 @@ fn routers(device: &Device, config: &Config) -> Result<BTreeMap<u32, Buffer>> {
     let mut recorder = device.recorder()?;
     let mut routers = BTreeMap::new();
     for (layer, spec) in (0..).zip(config.layer_specs()) {
-        if let FeedForward::Experts(experts) = spec.feed_forward {
+        if let Some(experts) = spec.feed_forward.experts() {
             let buffer = arena.buffer("router", u64::from(experts.count * config.hidden) * 4)?;
             random.record(&mut recorder, "router", &buffer.view(), layer)?;
             routers.insert(layer, buffer);
@@ -154,7 +164,7 @@ fn vectors(device: &Device, config: &Config) -> Result<(BTreeMap<Slot, Buffer>, 
     }
     let mut qkv_biases = Vec::new();
     for _ in 0..if family.qkv_bias { config.layers } else { 0 } {
-        let buffer = arena.buffer("bias", u64::from(config.query_rows() + 2 * config.kv_rows()) * 4)?;
+        let buffer = arena.buffer("bias", u64::from(config.max_qkv_rows()) * 4)?;
         recorder.fill("bias", &buffer, 0)?;
         qkv_biases.push(buffer);
     }
@@ -251,6 +261,10 @@ impl Model {
                 MatrixId::Down(_) => name == "down",
                 // How many experts a step reads is not known.
                 MatrixId::ExpertGateUp(_) | MatrixId::ExpertDown(_) => false,
+                MatrixId::PerLayerEmbedding => false,
+                MatrixId::PerLayerProjection => name == "per-layer projection",
+                MatrixId::PerLayerGate(_) => name == "per-layer gate",
+                MatrixId::PerLayerOutput(_) => name == "per-layer output",
             })
             .map(|(_, matrix)| matrix.bytes())
             .sum();

@@ -109,10 +109,12 @@ impl<'a> Step<'a> {
             return;
         }
         match model.config.layer(layer - 1).feed_forward {
-            FeedForward::Dense { .. } => {
+            FeedForward::Dense(_) => {
                 self.set_partials(partial_sums(model, scratch.rows, MatrixId::Down(layer - 1)), false);
             }
-            FeedForward::Experts(experts) => self.set_partials(experts.per_token, true),
+            FeedForward::Experts(experts) | FeedForward::DenseAndExperts(_, experts) => {
+                self.set_partials(experts.per_token, true);
+            }
         }
     }
 

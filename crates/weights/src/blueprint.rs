@@ -5,9 +5,7 @@
 //! one, so that one kernel computes all of them. Where a file stores them in different schemes they remain
 //! separate matrices. The experts of a layer follow each other in one matrix.
 
-use checkpoint::{
-    Attention, AttentionSpan, Checkpoint, Config, Experts, FeedForward, Mixer, Role, Slot, Tensor,
-};
+use checkpoint::{Attention, AttentionSpan, Checkpoint, Config, Experts, Mixer, Role, Slot, Tensor, Values};
 use kernels::transcode::StripMap;
 use tensor::{Encoding, KvScheme, Layout, STRIP, Scheme};
 
@@ -69,6 +67,10 @@ impl Reservation {
 pub enum MatrixId {
     /// Token embeddings.
     Embedding,
+    /// Per-layer embeddings of tokens, all layers side by side.
+    PerLayerEmbedding,
+    /// Projection from the embeddings to the per-layer inputs of all layers.
+    PerLayerProjection,
     /// The output projection, if it is not the embedding matrix.
     Head,
     /// Query, key and value projections, or one of them.
@@ -83,12 +85,18 @@ pub enum MatrixId {
     ExpertGateUp(u32),
     /// Down projections of all experts.
     ExpertDown(u32),
+    /// Projection from the residual stream to the gate of the per-layer input.
+    PerLayerGate(u32),
+    /// Projection from the gated per-layer input to the residual stream.
+    PerLayerOutput(u32),
 }
 
 impl std::fmt::Display for MatrixId {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             MatrixId::Embedding => f.write_str("embeddings"),
+            MatrixId::PerLayerEmbedding => f.write_str("per-layer embeddings"),
+            MatrixId::PerLayerProjection => f.write_str("per-layer projection"),
             MatrixId::Head => f.write_str("head"),
             MatrixId::Qkv(layer) => write!(f, "layer {layer} QKV"),
             MatrixId::AttentionOutput(layer) => write!(f, "layer {layer} output"),
@@ -96,6 +104,8 @@ impl std::fmt::Display for MatrixId {
             MatrixId::Down(layer) => write!(f, "layer {layer} down"),
             MatrixId::ExpertGateUp(layer) => write!(f, "layer {layer} gate and up of experts"),
             MatrixId::ExpertDown(layer) => write!(f, "layer {layer} down of experts"),
+            MatrixId::PerLayerGate(layer) => write!(f, "layer {layer} per-layer gate"),
+            MatrixId::PerLayerOutput(layer) => write!(f, "layer {layer} per-layer output"),
         }
     }
 }
@@ -106,27 +116,48 @@ impl<'a> Blueprint<'a> {
         let mut matrices = Vec::new();
         let embedding = checkpoint.tensor(None, Role::Embed)?;
         add(&mut matrices, checkpoint, MatrixId::Embedding, StripOrder::Sequential, &[embedding])?;
+        if checkpoint.config.per_layer_width.is_some() {
+            for (id, role) in [
+                (MatrixId::PerLayerEmbedding, Role::PerLayerEmbed),
+                (MatrixId::PerLayerProjection, Role::PerLayerProjection),
+            ] {
+                let tensor = checkpoint.tensor(None, role)?;
+                add(&mut matrices, checkpoint, id, StripOrder::Sequential, &[tensor])?;
+            }
+        }
         for (index, spec) in (0..).zip(checkpoint.config.layer_specs()) {
             let tensor = |role| checkpoint.tensor(Some(index), role);
             let mut add =
                 |id, order, tensors: &[&'a Tensor]| add(&mut matrices, checkpoint, id, order, tensors);
             match spec.mixer {
-                Mixer::Attention(_) => {
-                    let qkv = [tensor(Role::Query)?, tensor(Role::Key)?, tensor(Role::Value)?];
+                Mixer::Attention(attention) => {
+                    let mut qkv = vec![tensor(Role::Query)?];
+                    if attention.shares_kv_with.is_none() {
+                        qkv.push(tensor(Role::Key)?);
+                        if attention.values == Values::Projected {
+                            qkv.push(tensor(Role::Value)?);
+                        }
+                    }
                     add(MatrixId::Qkv(index), StripOrder::Sequential, &qkv)?;
                     let output = tensor(Role::Output)?;
                     add(MatrixId::AttentionOutput(index), StripOrder::Sequential, &[output])?;
                 }
             }
-            match spec.feed_forward {
-                FeedForward::Dense { .. } => {
-                    let gate_up = [tensor(Role::Gate)?, tensor(Role::Up)?];
-                    add(MatrixId::GateUp(index), StripOrder::Alternating, &gate_up)?;
-                    add(MatrixId::Down(index), StripOrder::Sequential, &[tensor(Role::Down)?])?;
-                }
-                FeedForward::Experts(experts) => {
-                    experts_of_layer(&mut matrices, checkpoint, index, experts)?;
-                }
+            if spec.feed_forward.dense().is_some() {
+                let gate_up = [tensor(Role::Gate)?, tensor(Role::Up)?];
+                add(MatrixId::GateUp(index), StripOrder::Alternating, &gate_up)?;
+                add(MatrixId::Down(index), StripOrder::Sequential, &[tensor(Role::Down)?])?;
+            }
+            if spec.per_layer_width.is_some() {
+                add(MatrixId::PerLayerGate(index), StripOrder::Sequential, &[tensor(Role::PerLayerGate)?])?;
+                add(
+                    MatrixId::PerLayerOutput(index),
+                    StripOrder::Sequential,
+                    &[tensor(Role::PerLayerOutput)?],
+                )?;
+            }
+            if let Some(experts) = spec.feed_forward.experts() {
+                experts_of_layer(&mut matrices, checkpoint, index, experts)?;
             }
         }
         if let Some(head) = checkpoint.inventory.head().filter(|head| head.name != embedding.name) {
@@ -162,6 +193,7 @@ impl<'a> Blueprint<'a> {
                 bytes: self.vector_bytes,
                 bytes_per_token: self.vector_bytes,
                 split_unit: 0,
+                in_host_memory: false,
             };
             let matrix =
                 |matrix: &MatrixSpec<'_>| matrix.demand(scheme.unwrap_or(matrix.layout.scheme), has_head);
@@ -182,7 +214,7 @@ impl<'a> Blueprint<'a> {
     }
 }
 
-/// The KV cache demand of each layer.
+/// The KV cache demand of each layer that has keys and values of its own.
 pub fn kv_layers(config: &Config, reservation: &Reservation) -> Vec<KvLayerDemand> {
     let attention = |attention: Attention| KvLayerDemand {
         bytes_per_token: 2
@@ -193,10 +225,8 @@ pub fn kv_layers(config: &Config, reservation: &Reservation) -> Vec<KvLayerDeman
             AttentionSpan::Sliding { .. } => Some(reservation.sliding_tokens),
         },
     };
-    let layer = |mixer| match mixer {
-        Mixer::Attention(spec) => attention(spec),
-    };
-    config.layer_specs().map(|spec| layer(spec.mixer)).collect()
+    let own = config.attentions().filter(|attention| attention.shares_kv_with.is_none());
+    own.map(attention).collect()
 }
 
 impl MatrixSpec<'_> {
@@ -215,13 +245,14 @@ impl MatrixSpec<'_> {
             Some(_) => 0,
         };
         // A token reads one row of the embeddings, unless they are also the output projection.
-        let one_row = self.id == MatrixId::Embedding && has_head;
+        let in_host_memory = self.id == MatrixId::PerLayerEmbedding;
+        let one_row = self.id == MatrixId::Embedding && has_head || in_host_memory;
         let bytes_per_token = match self.experts {
             _ if one_row => bytes / layout.rows as u64,
             Some(experts) => bytes / u64::from(experts.count) * u64::from(experts.per_token),
             None => bytes,
         };
-        WeightDemand { name: self.id.to_string(), bytes, bytes_per_token, split_unit }
+        WeightDemand { name: self.id.to_string(), bytes, bytes_per_token, split_unit, in_host_memory }
     }
 }
 

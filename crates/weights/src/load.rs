@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use checkpoint::{Checkpoint, Mixer, Role, Slot, Tensor};
+use checkpoint::{Checkpoint, FeedForward, Mixer, Role, Slot, Tensor};
 use gpu::{Arena, Buffer, Device, Lifetime, Memory};
 use kernels::Matrix;
 
@@ -18,7 +18,7 @@ use crate::{
 pub struct Weights {
     /// Every matrix with its id, in the order of the blueprint.
     pub matrices: Vec<(MatrixId, Matrix)>,
-    /// Norm weights in f32, ready to multiply: Gemma's `1 + w` is applied.
+    /// Norm weights, ready to multiply (Gemma's `1 + w` is applied), and factors of layers and experts, in f32.
     pub norms: BTreeMap<Slot, Buffer>,
     /// Per layer the biases of query, key and value, concatenated, in f32; empty for families without biases.
     pub qkv_biases: Vec<Buffer>,
@@ -90,7 +90,8 @@ pub fn allocate(
         matrices.push((spec.id, matrix));
     }
     let vectors = load_vectors(device, checkpoint, options)?;
-    Ok(Weights { matrices, norms: vectors.norms, qkv_biases: vectors.qkv_biases, routers: vectors.routers })
+    let Vectors { norms, qkv_biases, routers } = vectors;
+    Ok(Weights { matrices, norms, qkv_biases, routers })
 }
 
 /// Small buffers share blocks of this many bytes; a larger buffer gets a block of exactly its own size.
@@ -132,15 +133,16 @@ fn load_vectors(device: &Device, checkpoint: &Checkpoint, options: &Options) -> 
     let mut routers = BTreeMap::new();
     let vectors = checkpoint.inventory.iter().filter(|(slot, tensor)| is_vector(*slot, tensor));
     for (slot, tensor) in vectors.filter(|(slot, _)| !QKV_BIASES.contains(&slot.role)) {
-        match slot.layer.filter(|_| slot.role == Role::Router) {
-            None => _ = norms.insert(slot, upload(&tensor.name, &read_norm(tensor)?)?),
-            Some(layer) => {
-                let norm = read_norm(checkpoint.tensor(Some(layer), Role::FeedForwardNorm)?)?;
+        match (slot.layer, slot.role) {
+            (Some(layer), Role::Router) => {
+                let factors = router_factors(checkpoint, layer, &read_norm)?;
                 let scores = checkpoint.read_vector(tensor)?;
-                let scaled =
-                    scores.chunks(norm.len()).flat_map(|row| row.iter().zip(&norm).map(|(w, norm)| w * norm));
+                let scaled = scores
+                    .chunks(factors.len())
+                    .flat_map(|row| row.iter().zip(&factors).map(|(w, factor)| w * factor));
                 routers.insert(layer, upload(&tensor.name, &scaled.collect::<Vec<f32>>())?);
             }
+            _ => _ = norms.insert(slot, upload(&tensor.name, &read_norm(tensor)?)?),
         }
     }
     let mut qkv_biases = Vec::new();
@@ -158,6 +160,23 @@ fn load_vectors(device: &Device, checkpoint: &Checkpoint, options: &Options) -> 
     }
     recorder.seal()?.run(options.timeout)?;
     Ok(Vectors { norms, qkv_biases, routers })
+}
+
+/// The factors of a router's input after its norm: the weight of the norm before the block or, for a router with a norm
+/// of its own, its scale over the square root of the hidden size.
+fn router_factors(
+    checkpoint: &Checkpoint,
+    layer: u32,
+    read_norm: &dyn Fn(&Tensor) -> Result<Vec<f32>>,
+) -> Result<Vec<f32>> {
+    match checkpoint.config.layer(layer).feed_forward {
+        FeedForward::DenseAndExperts(..) => {
+            let root = (checkpoint.config.hidden as f32).sqrt();
+            let scale = checkpoint.read_vector(checkpoint.tensor(Some(layer), Role::RouterScale)?)?;
+            Ok(scale.into_iter().map(|scale| scale / root).collect())
+        }
+        _ => read_norm(checkpoint.tensor(Some(layer), Role::FeedForwardNorm)?),
+    }
 }
 
 /// The biases, in the row order of the QKV matrix.

@@ -58,7 +58,13 @@ fn mesa_cpu() -> Memory {
 
 fn matrix(name: String, rows: u64, k: u64, scheme: Scheme) -> WeightDemand {
     let row = k / 32 * scheme.group_bytes();
-    WeightDemand { name, bytes: rows * row, bytes_per_token: rows * row, split_unit: 16 * row }
+    WeightDemand {
+        name,
+        bytes: rows * row,
+        bytes_per_token: rows * row,
+        split_unit: 16 * row,
+        in_host_memory: false,
+    }
 }
 
 /// Gemma 3 27B.
@@ -75,6 +81,7 @@ fn weights_27b(scheme: Scheme) -> Vec<WeightDemand> {
             bytes: 4 * 5376 * 4,
             bytes_per_token: 4 * 5376 * 4,
             split_unit: 0,
+            in_host_memory: false,
         });
     }
     items
@@ -445,6 +452,7 @@ fn any_demand() -> impl Strategy<Value = Demand> {
             bytes,
             bytes_per_token,
             split_unit,
+            in_host_memory: false,
         },
     );
     let layer = (1_u64..4000, prop::option::of(0_u64..2000))

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::keys::{Keys, MAX_LAYERS, MAX_SIZE, MetaValue};
-use super::{Config, LayerType, Rope, RopePairs, RopeScaling};
+use super::{Config, LayerType, Rope, RopePairs, RopeScaling, yarn_multiplier};
 use crate::{architecture::Architecture, error::Result, gguf::Value};
 
 impl Config {
@@ -39,6 +39,10 @@ impl Config {
             let what = format!("{prefix}rope.dimension_count different from the head dimension");
             return Err(keys.unsupported(what, "use a model with full rotary embeddings"));
         }
+        let first = |key, default| match family.layers_differ {
+            true => Ok(keys.sizes(key, layers, MAX_SIZE, default)?[0]),
+            false => keys.size(key, MAX_SIZE, default),
+        };
         let mut eos: Vec<u32> = tokens.token("eos_token_id")?.into_iter().collect();
         let turn = tokens.token("eot_token_id")?.filter(|token| !eos.contains(token));
         eos.extend(turn);
@@ -47,13 +51,17 @@ impl Config {
             architecture,
             hidden,
             embedding_factor: family.embedding_factor(hidden),
-            intermediate: keys.size("feed_forward_length", MAX_SIZE, None)?,
+            intermediate: first("feed_forward_length", None)?,
             experts: None,
+            per_layer_width: None,
             layers,
             heads,
-            kv_heads: keys.size("attention.head_count_kv", MAX_SIZE, Some(heads))?,
+            kv_heads: first("attention.head_count_kv", Some(heads))?,
             head_dim,
             query_pre_attn_scalar: head_dim as f32,
+            query_temperature: None,
+            global_attention: None,
+            kv_sharing: None,
             sliding_window: None,
             layer_types: vec![LayerType::Global; layers as usize],
             rope_theta_global: rope.theta_global,
@@ -61,6 +69,7 @@ impl Config {
             rope_scaling: rope.scaling,
             rope_pairs: RopePairs::Halves,
             rms_norm_eps: keys.number("attention.layer_norm_rms_epsilon", None)?,
+            logit_softcap: None,
             vocab: match (tokens.get)("tokens") {
                 Some(MetaValue::Array(count)) => tokens.bounded("tokens", count, MAX_SIZE)?,
                 _ => keys.size("vocab_size", MAX_SIZE, None)?,
@@ -95,6 +104,7 @@ impl<'a> From<&'a Value> for MetaValue<'a> {
             Value::F64(value) => MetaValue::Float(*value),
             Value::Bool(value) => MetaValue::Bool(*value),
             Value::String(value) => MetaValue::Text(value),
+            Value::Array(values) if values.is_integers() => MetaValue::Integers(values),
             Value::Array(values) => MetaValue::Array(values.len() as u64),
         }
     }
@@ -117,6 +127,7 @@ impl Rope {
             (None | Some("linear"), factor) => {
                 RopeScaling::Linear { factor: keys.number(factor.unwrap_or("rope.scaling.factor"), None)? }
             }
+            (Some("yarn"), Some(_)) => yarn(keys)?,
             (Some(other), _) => return Err(Rope::unsupported(keys, other)),
         };
         Ok(Rope {
@@ -125,6 +136,28 @@ impl Rope {
             scaling,
         })
     }
+}
+
+fn yarn(keys: &Keys) -> Result<RopeScaling> {
+    let factor = keys.number("rope.scaling.factor", None)?;
+    let beta = |key: &str, default: f32| keys.number(&format!("rope.scaling.{key}"), Some(default));
+    let [beta_fast, beta_slow] = [beta("yarn_beta_fast", 32.0)?, beta("yarn_beta_slow", 1.0)?];
+    // 0 stands for an absent value, as in llama.cpp.
+    let absent = matches!(
+        (keys.get)("rope.scaling.yarn_log_multiplier"),
+        None | Some(MetaValue::Float(0.0) | MetaValue::Unsigned(0))
+    );
+    let all = match absent {
+        true => 1.0,
+        false => yarn_multiplier(factor, keys.number("rope.scaling.yarn_log_multiplier", None)?),
+    };
+    Ok(RopeScaling::Yarn {
+        factor,
+        beta_fast,
+        beta_slow,
+        original: keys.size("rope.scaling.original_context_length", MAX_SIZE, None)?,
+        attention_factor: yarn_multiplier(factor, 1.0) / all,
+    })
 }
 
 #[cfg(test)]
@@ -281,7 +314,7 @@ mod tests {
         );
         assert_rejected(
             &with(&[("general.architecture", MetaValue::Text("mamba"))]),
-            "one of these: gemma3, llama, qwen2, qwen3",
+            "one of these: gemma3, gemma4, llama, mistral, mistral3, qwen2, qwen3",
         );
         assert_rejected(
             &with(&[("gemma3.mm.tokens_per_image", MetaValue::Unsigned(256))]),

@@ -5,7 +5,10 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use super::keys::{Keys, MAX_LAYERS, MAX_SIZE, MetaValue, object};
-use super::{Config, LayerType, Rope, RopePairs, RopeScaling, SLIDING_WINDOW_PATTERN, every_nth_global};
+use super::{
+    Config, LayerType, Rope, RopePairs, RopeScaling, SLIDING_WINDOW_PATTERN, every_nth_global,
+    yarn_multiplier,
+};
 use crate::{
     architecture::Architecture,
     error::{Error, Result},
@@ -17,7 +20,7 @@ impl Config {
     /// config class, which omits values equal to its defaults when saving.
     pub fn from_hf(path: &Path, json: &Value) -> Result<Self> {
         let top = json.as_object().ok_or_else(|| Error::invalid(path, "is not a JSON object"))?;
-        let get_top = |key: &str| top.get(key).and_then(MetaValue::from_json);
+        let get_top = |key: &str| top.get(key).map(MetaValue::from_json);
         let outer = Keys { path, prefix: "", get: &get_top };
         let class = top.get("architectures").and_then(|list| list.get(0)).and_then(Value::as_str);
         let Some(name) = outer.text("model_type")?.or(class) else {
@@ -29,7 +32,11 @@ impl Config {
             Some(key) => (object(path, top, key)?.unwrap_or(&none), format!("{key}.")),
             None => (top, String::new()),
         };
-        let get_text = |key: &str| text.get(key).and_then(MetaValue::from_json);
+        // A multimodal class may have language models of several families.
+        let own =
+            text.get("model_type").and_then(Value::as_str).filter(|_| nested.is_some()).and_then(by_name);
+        let architecture = own.map_or(architecture, |own| own.0);
+        let get_text = |key: &str| nested_value(text, key).map(MetaValue::from_json);
         let keys = Keys { path, prefix: &prefix, get: &get_text };
         let family = architecture.family();
         (family.check_hf)(&keys)?;
@@ -39,7 +46,7 @@ impl Config {
         let hidden = keys.size("hidden_size", MAX_SIZE, Some(defaults.hidden))?;
         let heads = keys.size("num_attention_heads", MAX_SIZE, Some(defaults.heads))?;
         // Here null is not the default: it means the same number as `num_attention_heads`.
-        let null = text.get("num_key_value_heads").is_some_and(Value::is_null);
+        let null = keys.is_null("num_key_value_heads");
         let kv_heads = defaults.kv_heads.filter(|_| !null).unwrap_or(heads);
         let head_dim = keys.size("head_dim", MAX_SIZE, Some(defaults.head_dim.unwrap_or(hidden / heads)))?;
         let rope = Rope::from_hf(family, text, &keys)?;
@@ -49,6 +56,7 @@ impl Config {
             embedding_factor: family.embedding_factor(hidden),
             intermediate: keys.size("intermediate_size", MAX_SIZE, Some(defaults.intermediate))?,
             experts: None,
+            per_layer_width: None,
             layers,
             heads,
             kv_heads: keys.size("num_key_value_heads", MAX_SIZE, Some(kv_heads))?,
@@ -57,6 +65,9 @@ impl Config {
                 Some(scalar) => keys.number("query_pre_attn_scalar", Some(scalar))?,
                 None => head_dim as f32,
             },
+            query_temperature: None,
+            global_attention: None,
+            kv_sharing: None,
             sliding_window: match family.sliding_window {
                 true => Some(keys.size("sliding_window", MAX_SIZE, Some(4096))?),
                 false => None,
@@ -70,6 +81,7 @@ impl Config {
             rope_scaling: rope.scaling,
             rope_pairs: RopePairs::Halves,
             rms_norm_eps: keys.number("rms_norm_eps", Some(1e-6))?,
+            logit_softcap: None,
             vocab: keys.size("vocab_size", MAX_SIZE, Some(defaults.vocab))?,
             max_positions: keys.size("max_position_embeddings", MAX_SIZE, Some(defaults.max_positions))?,
             // Multimodal configs have these both at the top and nested, and the top ones apply: the published
@@ -86,6 +98,13 @@ impl Config {
         (family.adapt_hf)(&mut config, &keys)?;
         config.check(&keys, "num_attention_heads", "num_key_value_heads", "head_dim")
     }
+}
+
+/// The value of a key, or of a path of keys separated by dots.
+fn nested_value<'a>(object: &'a Map<String, Value>, path: &str) -> Option<&'a Value> {
+    let mut keys = path.split('.');
+    let first = object.get(keys.next()?)?;
+    keys.try_fold(first, |value, key| value.get(key))
 }
 
 /// The family of a `model_type` or class, and the key under which the language model's config is nested.
@@ -133,8 +152,8 @@ impl Rope {
             false => (parameters, &none, "rope_parameters."),
         };
         let scaling = object(path, text, "rope_scaling")?.unwrap_or(&none);
-        let get_full = |key: &str| scaling.get(key).or(full.get(key)).and_then(MetaValue::from_json);
-        let get_sliding = |key: &str| sliding.get(key).and_then(MetaValue::from_json);
+        let get_full = |key: &str| scaling.get(key).or(full.get(key)).map(MetaValue::from_json);
+        let get_sliding = |key: &str| sliding.get(key).map(MetaValue::from_json);
         let prefix = if scaling.is_empty() { prefix } else { "rope_scaling." };
         let global = Keys { path, prefix, get: &get_full };
         let local = Keys { path, prefix: "rope_parameters.sliding_attention.", get: &get_sliding };
@@ -145,7 +164,10 @@ impl Rope {
             "default" => {}
             other => return Err(Rope::unsupported(&local, other)),
         }
-        check_full_rotary(&global)?;
+        let proportional = rope_type(&global)? == "proportional";
+        if !proportional {
+            check_full_rotary(&global)?;
+        }
         check_full_rotary(keys)?;
         Ok(Rope {
             theta_global: global.number("rope_theta", Some(theta_global))?,
@@ -154,6 +176,11 @@ impl Rope {
                 "default" => RopeScaling::None,
                 "linear" => RopeScaling::Linear { factor: global.number("factor", None)? },
                 "llama3" => llama3(&global)?,
+                "proportional" => RopeScaling::Proportional {
+                    rotated: fraction(&global, "partial_rotary_factor")?,
+                    factor: global.number("factor", Some(1.0))?,
+                },
+                "yarn" => yarn(&global, keys)?,
                 other => return Err(Rope::unsupported(&global, other)),
             },
         })
@@ -178,6 +205,40 @@ fn llama3(keys: &Keys) -> Result<RopeScaling> {
     let factor = keys.number("factor", None)?;
     let original = keys.size("original_max_position_embeddings", MAX_SIZE, None)?;
     Ok(RopeScaling::Llama3 { factor, low, high, original })
+}
+
+/// A number from 0 to 1, by default 1.
+fn fraction(keys: &Keys, key: &str) -> Result<f32> {
+    let value = keys.number(key, Some(1.0))?;
+    if value <= 1.0 { Ok(value) } else { Err(keys.error(key, format!("is {value}, but must be at most 1"))) }
+}
+
+/// YaRN with the defaults of transformers; `model` has the context length, from which an absent factor follows.
+fn yarn(keys: &Keys, model: &Keys) -> Result<RopeScaling> {
+    let original = keys.size("original_max_position_embeddings", MAX_SIZE, None)?;
+    let factor = match keys.has("factor") {
+        true => keys.number("factor", None)?,
+        false => model.size("max_position_embeddings", MAX_SIZE, None)? as f32 / original as f32,
+    };
+    if keys.flag("truncate")? == Some(false) {
+        return Err(keys
+            .unsupported(format!("{}truncate = false", keys.prefix), "use a model that YaRN truncates for"));
+    }
+    let [beta_fast, beta_slow] =
+        [keys.number("beta_fast", Some(32.0))?, keys.number("beta_slow", Some(1.0))?];
+    if beta_fast <= beta_slow {
+        return Err(
+            keys.error("beta_fast", format!("is {beta_fast}, but must be above beta_slow = {beta_slow}"))
+        );
+    }
+    let multiplier = |key: &str| if keys.has(key) { keys.number(key, None).map(Some) } else { Ok(None) };
+    let attention_factor =
+        match (multiplier("attention_factor")?, multiplier("mscale")?, multiplier("mscale_all_dim")?) {
+            (Some(factor), ..) => factor,
+            (None, Some(one), Some(all)) => yarn_multiplier(factor, one) / yarn_multiplier(factor, all),
+            (None, ..) => yarn_multiplier(factor, 1.0),
+        };
+    Ok(RopeScaling::Yarn { factor, beta_fast, beta_slow, original, attention_factor })
 }
 
 /// The RoPE type; older files call the key `type`.
@@ -354,8 +415,12 @@ mod tests {
     #[test]
     fn unsupported_rope_is_rejected() {
         assert_rejected(
+            json!({"rope_scaling": {"rope_type": "longrope", "factor": 2}}),
+            "RoPE scaling of type 'longrope'",
+        );
+        assert_rejected(
             json!({"rope_scaling": {"rope_type": "yarn", "factor": 2}}),
-            "RoPE scaling of type 'yarn'",
+            "rope_scaling.original_max_position_embeddings is missing",
         );
         assert_rejected(json!({"rope_scaling": {"rope_type": "linear"}}), "rope_scaling.factor is missing");
         assert_rejected(
@@ -384,7 +449,7 @@ mod tests {
     fn other_architectures_are_rejected_by_name() {
         assert_rejected(
             json!({"model_type": "mamba"}),
-            "the architecture 'mamba' is not supported: use a model of one of these: gemma3, llama, qwen2, qwen3",
+            "the architecture 'mamba' is not supported: use a model of one of these: gemma3, gemma4, llama, mistral, mistral3, qwen2, qwen3",
         );
         assert_rejected(json!({"model_type": null}), "has no model_type");
         assert_rejected(

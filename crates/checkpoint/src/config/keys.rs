@@ -4,7 +4,10 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    gguf::Array,
+};
 
 /// Maximum number of layers. Dense models have far fewer; a malicious count would become a long list.
 pub(crate) const MAX_LAYERS: u32 = 1024;
@@ -24,15 +27,19 @@ pub enum MetaValue<'a> {
     Bool(bool),
     /// A string.
     Text(&'a str),
-    /// An array, by its length.
+    /// A list of integers or booleans (GGUF).
+    Integers(&'a Array),
+    /// Any other array, by its length.
     Array(u64),
+    /// `null` (JSON).
+    Null,
 }
 
 impl<'a> MetaValue<'a> {
-    /// `None` for `null`, which stands for a default. An object counts as an array of its members.
-    pub(super) fn from_json(value: &'a Value) -> Option<Self> {
-        Some(match value {
-            Value::Null => return None,
+    /// An object counts as an array of its members.
+    pub(super) fn from_json(value: &'a Value) -> Self {
+        match value {
+            Value::Null => MetaValue::Null,
             Value::Bool(value) => MetaValue::Bool(*value),
             Value::String(value) => MetaValue::Text(value),
             Value::Array(values) => MetaValue::Array(values.len() as u64),
@@ -42,7 +49,7 @@ impl<'a> MetaValue<'a> {
                 (None, Some(value)) => MetaValue::Negative(value),
                 (None, None) => MetaValue::Float(number.as_f64().unwrap_or(f64::NAN)),
             },
-        })
+        }
     }
 
     fn describe(self) -> String {
@@ -55,6 +62,8 @@ impl<'a> MetaValue<'a> {
                 format!("the string '{}'", text.chars().take(64).collect::<String>().escape_debug())
             }
             MetaValue::Array(count) => format!("a list of {count}"),
+            MetaValue::Integers(list) => format!("a list of {}", list.len()),
+            MetaValue::Null => "null".to_string(),
         }
     }
 }
@@ -82,8 +91,18 @@ impl<'a> Keys<'a> {
         self.error(key, format!("must be {expected}, but is {}", found.describe()))
     }
 
+    /// The value of a key; null stands for a default.
+    fn value(&self, key: &str) -> Option<MetaValue<'a>> {
+        (self.get)(key).filter(|value| *value != MetaValue::Null)
+    }
+
+    /// Whether a key is null, for those whose null is not their default.
+    pub(crate) fn is_null(&self, key: &str) -> bool {
+        (self.get)(key) == Some(MetaValue::Null)
+    }
+
     pub(crate) fn has(&self, key: &str) -> bool {
-        (self.get)(key).is_some()
+        self.value(key).is_some()
     }
 
     pub(crate) fn bounded(&self, key: &str, value: u64, limit: u32) -> Result<u32> {
@@ -95,16 +114,57 @@ impl<'a> Keys<'a> {
 
     /// A count from 1 to `limit`.
     pub(crate) fn size(&self, key: &str, limit: u32, default: Option<u32>) -> Result<u32> {
-        match (self.get)(key) {
+        match self.value(key) {
             Some(MetaValue::Unsigned(value)) => self.bounded(key, value, limit),
             Some(other) => Err(self.wrong(key, "a positive integer", other)),
             None => default.ok_or_else(|| self.error(key, "is missing")),
         }
     }
 
+    /// A count up to `limit`; `None` for 0.
+    pub(crate) fn count(&self, key: &str, limit: u32, default: u32) -> Result<Option<u32>> {
+        match self.value(key) {
+            Some(MetaValue::Unsigned(0)) => Ok(None),
+            None if default == 0 => Ok(None),
+            _ => self.size(key, limit, Some(default)).map(Some),
+        }
+    }
+
+    /// A count from 1 to `limit` per layer, from a list or from one number for all layers.
+    pub(crate) fn sizes(&self, key: &str, layers: u32, limit: u32, default: Option<u32>) -> Result<Vec<u32>> {
+        let Some(MetaValue::Integers(list)) = self.value(key) else {
+            return Ok(vec![self.size(key, limit, default)?; layers as usize]);
+        };
+        self.check_length(key, list, layers)?;
+        let value = |index| match list.integer(index) {
+            Some(value) => self.bounded(key, value, limit),
+            None => Err(self.wrong(key, "positive integers", MetaValue::Integers(list))),
+        };
+        (0..layers as usize).map(value).collect()
+    }
+
+    /// A list with one boolean per layer.
+    pub(crate) fn flags(&self, key: &str, layers: u32) -> Result<Option<Vec<bool>>> {
+        match self.value(key) {
+            None => Ok(None),
+            Some(MetaValue::Integers(list @ Array::Bool(flags))) => {
+                self.check_length(key, list, layers)?;
+                Ok(Some(flags.clone()))
+            }
+            Some(other) => Err(self.wrong(key, "a list of booleans", other)),
+        }
+    }
+
+    fn check_length(&self, key: &str, list: &Array, layers: u32) -> Result<()> {
+        match list.len() == layers as usize {
+            true => Ok(()),
+            false => Err(self.error(key, format!("has {} entries for {layers} layers", list.len()))),
+        }
+    }
+
     /// A finite positive number.
     pub(crate) fn number(&self, key: &str, default: Option<f32>) -> Result<f32> {
-        let value = match (self.get)(key) {
+        let value = match self.value(key) {
             Some(MetaValue::Unsigned(value)) => value as f32,
             Some(MetaValue::Float(value)) => value as f32,
             Some(other) => return Err(self.wrong(key, "a positive number", other)),
@@ -117,7 +177,7 @@ impl<'a> Keys<'a> {
     }
 
     pub(crate) fn text(&self, key: &str) -> Result<Option<&'a str>> {
-        match (self.get)(key) {
+        match self.value(key) {
             None => Ok(None),
             Some(MetaValue::Text(text)) => Ok(Some(text)),
             Some(other) => Err(self.wrong(key, "a string", other)),
@@ -125,7 +185,7 @@ impl<'a> Keys<'a> {
     }
 
     pub(crate) fn flag(&self, key: &str) -> Result<Option<bool>> {
-        match (self.get)(key) {
+        match self.value(key) {
             None => Ok(None),
             Some(MetaValue::Bool(value)) => Ok(Some(value)),
             Some(other) => Err(self.wrong(key, "true or false", other)),
@@ -133,7 +193,7 @@ impl<'a> Keys<'a> {
     }
 
     pub(crate) fn token(&self, key: &str) -> Result<Option<u32>> {
-        match (self.get)(key) {
+        match self.value(key) {
             None => Ok(None),
             Some(MetaValue::Unsigned(value)) if value < u64::from(MAX_SIZE) => Ok(Some(value as u32)),
             Some(other) => Err(self.wrong(key, "a token id", other)),

@@ -22,12 +22,18 @@ pub struct Family {
     pub qkv_bias: bool,
     /// Embeddings are multiplied by the square root of the hidden size.
     pub scaled_embeddings: bool,
+    /// Value heads pass through an RMSNorm without weight.
+    pub value_norm: bool,
+    /// The residual stream is multiplied by a factor after each layer.
+    pub layer_scales: bool,
     /// Some layers have sliding-window attention, with a separate RoPE base.
     pub sliding_window: bool,
+    /// Layers may have different numbers of KV heads or widths, which GGUF files store as lists.
+    pub(crate) layers_differ: bool,
     /// Norms multiply by 1 + w, where w is the weight in Hugging Face files.
     pub norms_plus_one: bool,
-    /// Names of the norms in a layer; all other tensors have the same names in every family.
-    pub(crate) norms: &'static [NameRow],
+    /// Names of the tensors in a layer that not all families have, or that they name differently.
+    pub(crate) layer_names: &'static [NameRow],
     /// Names in config.json, as `model_type` or class, each with the key under which the language model's
     /// config is nested.
     pub(crate) hf_names: &'static [(&'static str, Option<&'static str>)],

@@ -15,9 +15,12 @@ pub(super) const FAMILY: Family = Family {
     head_norms: true,
     qkv_bias: false,
     scaled_embeddings: true,
+    value_norm: false,
+    layer_scales: false,
     sliding_window: true,
+    layers_differ: false,
     norms_plus_one: true,
-    norms: &[
+    layer_names: &[
         (Role::PostAttentionNorm, "post_attention_layernorm.weight", "post_attention_norm.weight"),
         (Role::FeedForwardNorm, "pre_feedforward_layernorm.weight", "ffn_norm.weight"),
         (Role::PostFeedForwardNorm, "post_feedforward_layernorm.weight", "post_ffw_norm.weight"),

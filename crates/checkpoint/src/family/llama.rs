@@ -16,9 +16,12 @@ pub(super) const FAMILY: Family = Family {
     head_norms: false,
     qkv_bias: false,
     scaled_embeddings: false,
+    value_norm: false,
+    layer_scales: false,
     sliding_window: false,
+    layers_differ: false,
     norms_plus_one: false,
-    norms: &NORMS,
+    layer_names: &NORMS,
     hf_names: &[("llama", None), ("LlamaForCausalLM", None)],
     defaults: Defaults {
         layers: 32,
@@ -47,11 +50,11 @@ pub(super) const NORMS: [NameRow; 1] =
     [(Role::FeedForwardNorm, "post_attention_layernorm.weight", "ffn_norm.weight")];
 
 /// The biases would include the output projection, which is not supported.
-fn check_hf(keys: &Keys) -> Result<()> {
+pub(super) fn check_hf(keys: &Keys) -> Result<()> {
     reject_flags(keys, &["attention_bias", "mlp_bias"], "use a model without biases")
 }
 
-fn adapt_gguf(config: &mut Config, keys: &Keys) -> Result<()> {
+pub(super) fn adapt_gguf(config: &mut Config, keys: &Keys) -> Result<()> {
     // Some converters write 0.
     if !matches!((keys.get)("expert_count"), None | Some(MetaValue::Unsigned(0 | 1))) {
         return Err(keys.unsupported("a mixture of experts", "use a dense model"));

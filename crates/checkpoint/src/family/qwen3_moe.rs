@@ -17,9 +17,12 @@ pub(super) const FAMILY: Family = Family {
     head_norms: true,
     qkv_bias: false,
     scaled_embeddings: false,
+    value_norm: false,
+    layer_scales: false,
     sliding_window: false,
+    layers_differ: false,
     norms_plus_one: false,
-    norms: &llama::NORMS,
+    layer_names: &llama::NORMS,
     hf_names: &[("qwen3_moe", None), ("Qwen3MoeForCausalLM", None)],
     defaults: Defaults {
         layers: 24,
@@ -56,6 +59,7 @@ fn adapt_hf(config: &mut Config, keys: &Keys) -> Result<()> {
         per_token: keys.size("num_experts_per_tok", MAX_SIZE, Some(8))?,
         intermediate: keys.size("moe_intermediate_size", MAX_SIZE, Some(768))?,
         renormalize: keys.flag("norm_topk_prob")?.unwrap_or(false),
+        beside_dense: false,
     });
     config.check_experts(keys, count, "num_experts_per_tok")
 }
@@ -67,6 +71,7 @@ fn adapt_gguf(config: &mut Config, keys: &Keys) -> Result<()> {
         per_token: keys.size("expert_used_count", MAX_SIZE, None)?,
         intermediate: keys.size("expert_feed_forward_length", MAX_SIZE, None)?,
         renormalize: keys.flag("expert_weights_norm")?.unwrap_or(true),
+        beside_dense: false,
     });
     config.check_experts(keys, "expert_count", "expert_used_count")
 }
@@ -87,11 +92,9 @@ mod tests {
 
     #[test]
     fn experts_are_read_from_both_spellings() {
-        let experts = |changes| match hf(changes).unwrap().layer(0).feed_forward {
-            FeedForward::Experts(experts) => {
-                (experts.count, experts.per_token, experts.intermediate, experts.renormalize)
-            }
-            FeedForward::Dense { .. } => panic!("every layer has experts"),
+        let experts = |changes| {
+            let experts = hf(changes).unwrap().layer(0).feed_forward.experts().unwrap();
+            (experts.count, experts.per_token, experts.intermediate, experts.renormalize)
         };
         assert_eq!(experts(json!({})), (128, 8, 768, true));
         assert_eq!(experts(json!({ "num_experts": null, "num_local_experts": 64 })), (64, 8, 768, true));

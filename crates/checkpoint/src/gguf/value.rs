@@ -208,6 +208,26 @@ impl Array {
         self.len() == 0
     }
 
+    /// Whether the values are integers or booleans.
+    pub fn is_integers(&self) -> bool {
+        !matches!(self, Array::F32(_) | Array::F64(_) | Array::String(_))
+    }
+
+    /// The integer at `index`; `None` if it is negative or something else.
+    pub fn integer(&self, index: usize) -> Option<u64> {
+        match self {
+            Array::U8(values) => values.get(index).map(|value| u64::from(*value)),
+            Array::U16(values) => values.get(index).map(|value| u64::from(*value)),
+            Array::U32(values) => values.get(index).map(|value| u64::from(*value)),
+            Array::U64(values) => values.get(index).copied(),
+            Array::I8(values) => values.get(index).and_then(|value| u64::try_from(*value).ok()),
+            Array::I16(values) => values.get(index).and_then(|value| u64::try_from(*value).ok()),
+            Array::I32(values) => values.get(index).and_then(|value| u64::try_from(*value).ok()),
+            Array::I64(values) => values.get(index).and_then(|value| u64::try_from(*value).ok()),
+            Array::Bool(_) | Array::F32(_) | Array::F64(_) | Array::String(_) => None,
+        }
+    }
+
     fn type_name(&self) -> &'static str {
         match self {
             Array::U8(_) => "u8",

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, process::ExitCode};
 
-use checkpoint::{Checkpoint, Config, Experts, FeedForward, Mixer, Slot, Tensor};
+use checkpoint::{Checkpoint, Config, Experts, Mixer, Slot, Tensor};
 use clap::Args;
 use gpu::format_bytes;
 use indrik::DeviceSelector;
@@ -191,10 +191,7 @@ fn summary(checkpoint: &Checkpoint, parameters: u64) -> anyhow::Result<String> {
 
 /// The experts, where the model's layers have them.
 fn experts(config: &Config) -> Option<Experts> {
-    config.layer_specs().find_map(|layer| match layer.feed_forward {
-        FeedForward::Dense { .. } => None,
-        FeedForward::Experts(experts) => Some(experts),
-    })
+    config.layer_specs().find_map(|layer| layer.feed_forward.experts())
 }
 
 /// Parameters that a token passes through: of the experts, as many as it has.

@@ -121,8 +121,8 @@ mod tests {
             config.hidden,
             config.intermediate,
             config.vocab,
-            config.query_rows(),
-            config.kv_rows(),
+            config.heads * config.head_dim,
+            config.kv_heads * config.head_dim,
             config.layers,
         ]
         .map(u64::from);

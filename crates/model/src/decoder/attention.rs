@@ -24,7 +24,7 @@ use crate::{
 /// block = W · softmax(queries · keys) · values.
 pub(super) fn block(step: &mut Step<'_>, layer: u32, attention: &Attention) -> Result<()> {
     step.prefetch(MatrixId::Qkv(layer))?;
-    step.qkv(layer, (attention.query_rows() + 2 * attention.kv_rows()) as usize)?;
+    step.qkv(layer, attention.qkv_rows() as usize)?;
     attend(step, layer, attention)?;
     step.prefetch(MatrixId::AttentionOutput(layer))?;
     step.attention_output(layer)

@@ -115,18 +115,22 @@ impl Estimator {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use checkpoint::Attention;
+
     use super::*;
     use crate::size::Size;
 
     /// A model with one byte per weight.
     pub(crate) fn sizes(config: &Config) -> Vec<MatrixSizes> {
         let hidden = u64::from(config.hidden);
-        let kv = u64::from(config.kv_rows());
-        let (query, intermediate) = (u64::from(config.query_rows()), u64::from(config.intermediate));
-        let layer = hidden * (2 * query + 2 * kv + 3 * intermediate);
+        let intermediate = u64::from(config.intermediate);
+        let layer = |attention: Attention| {
+            let rows = u64::from(attention.qkv_rows() + attention.query_rows());
+            hidden * (rows + 3 * intermediate)
+        };
         let head = hidden * u64::from(config.vocab);
         let sizes = |bytes: u64| MatrixSizes { bytes, row_bytes: bytes, weights: bytes };
-        (0..config.layers).map(|_| sizes(layer)).chain([sizes(head)]).collect()
+        config.attentions().map(layer).chain([head]).map(sizes).collect()
     }
 
     pub(crate) fn estimator(size: Size) -> Estimator {

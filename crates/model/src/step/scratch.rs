@@ -76,7 +76,7 @@ impl Scratch {
         let activations = model.activations(rows);
         // Models whose layers all have experts need nothing here.
         let (query_rows, intermediate) =
-            (config.query_rows(), config.dense_intermediate().unwrap_or(GROUP as u32));
+            (config.max_query_rows(), config.dense_intermediate().unwrap_or(GROUP as u32));
         let separate = (0..config.layers).any(|layer| weights.by_id(MatrixId::GateUp(layer)).count() > 1);
         let gate_and_up = match separate {
             false => None,
@@ -100,10 +100,7 @@ impl Scratch {
                 true => Some(arena.buffer("residual stream", floats(config.hidden))?),
             },
             normed: Vectors::new(&mut arena, "normed rows", activations, config.hidden as usize, rows)?,
-            qkv: arena.buffer(
-                "queries, keys and values",
-                floats(query_rows + 2 * config.kv_rows()) * qkv_partials,
-            )?,
+            qkv: arena.buffer("queries, keys and values", floats(config.max_qkv_rows()) * qkv_partials)?,
             q: arena.buffer("queries", floats(query_rows))?,
             attended: Vectors::f32(&mut arena, "attention's output", query_rows as usize, rows)?,
             attended_packed: match activations {

@@ -13,6 +13,8 @@ pub struct WeightDemand {
     pub bytes_per_token: u64,
     /// It may continue in another block at multiples of this; 0 if it must stay contiguous.
     pub split_unit: u64,
+    /// It belongs in host memory, where a device has memory of its own: a large table of which a token reads a few rows.
+    pub in_host_memory: bool,
 }
 
 impl WeightDemand {

@@ -70,7 +70,12 @@ impl<'a> Filling<'a> {
         }
         for index in weights {
             let weight = &demand.weights[index];
-            filling.put(Content::Weight(index), weight.bytes, weight.bytes_per_token, weight.split_unit);
+            let content = Content::Weight(index);
+            if weight.in_host_memory {
+                filling.put_in_host_memory(content, weight.bytes, weight.split_unit);
+            } else {
+                filling.put(content, weight.bytes, weight.bytes_per_token, weight.split_unit);
+            }
         }
         filling.placement.spill = (filling.spill.bytes > 0).then_some(filling.spill);
         filling
@@ -117,6 +122,26 @@ impl<'a> Filling<'a> {
             start += take;
         }
         self.missing = self.missing.saturating_add(bytes - start);
+    }
+
+    /// Places some content in host memory if it fits there as a whole, else as any other content.
+    fn put_in_host_memory(&mut self, content: Content, bytes: u64, split_unit: u64) {
+        let padded = bytes.checked_next_multiple_of(ALIGNMENT).unwrap_or(u64::MAX);
+        let is_host = |heap: &OpenHeap| !self.memory.heaps[heap.index].device_local;
+        let heap =
+            (0..self.heaps.len()).find(|heap| is_host(&self.heaps[*heap]) && self.free(*heap) >= padded);
+        let split_unit = if split_unit == 0 { bytes } else { split_unit };
+        let Some(heap) =
+            heap.filter(|_| !self.memory.unified && split_unit.min(bytes) <= self.memory.max_block())
+        else {
+            return self.put(content, bytes, 0, split_unit);
+        };
+        let index = self.heaps[heap].index;
+        self.cut(content, index, 0, bytes, split_unit);
+        self.heaps[heap].free -= padded;
+        if self.is_capped(index) {
+            self.available -= padded;
+        }
     }
 
     /// Bytes that are left, in all heaps together.

@@ -5,7 +5,7 @@
 //! that the smaller files only save download and disk. Q8_0 is the highest precision that is chosen automatically; F16
 //! and BF16 must be requested. A file of quantisation-aware training (QAT) beats others of its size.
 
-use checkpoint::{Checkpoint, Config, FeedForward};
+use checkpoint::{Architecture, Checkpoint, Config, Mixer, Values};
 use gpu::format_bytes;
 use serde::Serialize;
 use store::{Quant, Variant};
@@ -233,24 +233,44 @@ const MAX_TIED_HIDDEN: u32 = 3072;
 fn estimated_weights(config: &Config, quant: Option<Quant>) -> Vec<WeightDemand> {
     let (scheme, outer, half) = schemes(quant);
     let [hidden, vocab] = [config.hidden, config.vocab].map(|size| size as usize);
-    let (query, kv) = (config.query_rows() as usize, config.kv_rows() as usize);
     let mut weights = vec![matrix("embeddings", outer, vocab, hidden)];
     let small = config.hidden <= MAX_TIED_HIDDEN && config.dense_intermediate().is_some();
-    let is_tied = config.architecture == checkpoint::Architecture::Gemma3 || small;
+    let is_tied = matches!(config.architecture, Architecture::Gemma3 | Architecture::Gemma4) || small;
     if !is_tied {
         weights.push(matrix("head", outer, vocab, hidden));
     }
     for (layer, spec) in config.layer_specs().enumerate() {
-        let (experts, intermediate) = match spec.feed_forward {
-            FeedForward::Dense { intermediate, .. } => (1, intermediate as usize),
-            FeedForward::Experts(experts) => (experts.count as usize, experts.intermediate as usize),
-        };
         let larger = if layer % 2 == 0 { half } else { scheme };
-        weights.push(matrix("query and key", scheme, query + kv, hidden));
-        weights.push(matrix("value", larger, kv, hidden));
+        let Mixer::Attention(attention) = spec.mixer;
+        let [query, qkv] = [attention.query_rows(), attention.qkv_rows()].map(|rows| rows as usize);
+        let has_values = attention.shares_kv_with.is_none() && attention.values == Values::Projected;
+        let value = if has_values { attention.kv_rows() as usize } else { 0 };
+        weights.push(matrix("query and key", scheme, qkv - value, hidden));
+        if has_values {
+            weights.push(matrix("value", larger, value, hidden));
+        }
         weights.push(matrix("output", scheme, hidden, query));
-        weights.push(matrix("gate and up", scheme, experts * 2 * intermediate, hidden));
-        weights.push(matrix("down", larger, experts * hidden, intermediate));
+        let dense = spec.feed_forward.dense().map(|dense| (1, dense.intermediate));
+        let experts = spec.feed_forward.experts().map(|experts| (experts.count, experts.intermediate));
+        for (count, intermediate) in dense.into_iter().chain(experts) {
+            let [count, intermediate] = [count, intermediate].map(|size| size as usize);
+            weights.push(matrix("gate and up", scheme, count * 2 * intermediate, hidden));
+            weights.push(matrix("down", larger, count * hidden, intermediate));
+        }
+        if let Some(width) = spec.per_layer_width {
+            weights.push(matrix("per-layer gate", scheme, width as usize, hidden));
+            weights.push(matrix("per-layer output", scheme, hidden, width as usize));
+        }
+    }
+    if let Some(width) = config.per_layer_width {
+        let all = (width * config.layers) as usize;
+        let table = matrix("per-layer embeddings", outer, vocab, all);
+        weights.push(WeightDemand {
+            bytes_per_token: table.bytes / vocab as u64,
+            in_host_memory: true,
+            ..table
+        });
+        weights.push(matrix("per-layer projection", Scheme::Bf16, all, hidden));
     }
     weights
 }
@@ -275,7 +295,13 @@ fn matrix(name: &str, scheme: Scheme, rows: usize, k: usize) -> WeightDemand {
     let layout = Layout::new(scheme, rows, k);
     let bytes = layout.map_or(rows * k * 2, |layout| layout.value_bytes() + layout.scale_bytes()) as u64;
     let strip = layout.map_or(0, |layout| layout.strip_value_bytes() + layout.strip_scale_bytes()) as u64;
-    WeightDemand { name: name.to_string(), bytes, bytes_per_token: bytes, split_unit: strip }
+    WeightDemand {
+        name: name.to_string(),
+        bytes,
+        bytes_per_token: bytes,
+        split_unit: strip,
+        in_host_memory: false,
+    }
 }
 
 #[cfg(test)]

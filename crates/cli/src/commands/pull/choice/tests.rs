@@ -62,9 +62,14 @@ fn gemma_header(size: Size, kinds: [u32; 2]) -> (Vec<u8>, u64) {
     let count = u64::from(config.vocab).to_le_bytes();
     keys.push([text("tokenizer.ggml.tokens"), head, count.to_vec(), vocabulary.collect()].concat());
 
-    let [hidden, intermediate, query, kv, head_dim] =
-        [config.hidden, config.intermediate, config.query_rows(), config.kv_rows(), config.head_dim]
-            .map(u64::from);
+    let [hidden, intermediate, query, kv, head_dim] = [
+        config.hidden,
+        config.intermediate,
+        config.heads * config.head_dim,
+        config.kv_heads * config.head_dim,
+        config.head_dim,
+    ]
+    .map(u64::from);
     let [outer, inner] = kinds;
     let mut tensors: Vec<(String, Vec<u64>, u32)> = vec![
         ("token_embd.weight".into(), vec![hidden, config.vocab.into()], outer),
