@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Make the fixtures of crates/text for byte-level BPE and chat templates: the token ids that Hugging Face's tokenizers gives
-for difficult texts, with a small synthetic vocabulary and with those of real models, and conversations rendered by Jinja.
+"""Make the fixtures of crates/text for BPE and chat templates: the token ids that Hugging Face's tokenizers gives for
+difficult texts, with small synthetic vocabularies and with those of real models, and conversations rendered by Jinja.
 
-usage: make_bpe_fixtures.py SMOLLM2.gguf QWEN.gguf [OUT]      OUT is crates/text/tests/fixtures by default
+usage: make_bpe_fixtures.py [SMOLLM2.gguf QWEN.gguf [OUT]]      OUT is crates/text/tests/fixtures by default
        make_bpe_fixtures.py --fuzz COUNT OUT.json SMOLLM2.gguf QWEN.gguf
+       make_bpe_fixtures.py --tekken OUT.json                   also needs: pip install mistral-common
 needs: pip install tokenizers jinja2       (written with tokenizers 0.23 and jinja2 3.1)
 
-The second form writes many random texts for INDRIK_TEST_BPE_FUZZ, a test of crates/text without a stored fixture.
+The second form writes many random texts for INDRIK_TEST_BPE_FUZZ, a test of crates/text without a stored fixture. The
+third writes Mistral's vocabulary and the ids of the texts for INDRIK_TEST_TEKKEN.
 """
 import json
 import pathlib
@@ -16,11 +18,16 @@ import sys
 
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 HERE = pathlib.Path(__file__).resolve().parent
 WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+TEKKEN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*|\p{{N}}"
+    + r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 NFC = {"type": "NFC"}
 
 
@@ -40,6 +47,7 @@ KINDS = {
     "smollm": ({"type": "Sequence", "pretokenizers": [DIGITS, byte_level(True)]}, None, False),
     "qwen2": (split(WORDS + r"\p{N}" + REST), NFC, False),
     "llama-bpe": (split(WORDS + r"\p{N}{1,3}" + REST), None, True),
+    "tekken": (split(TEKKEN), None, True),
 }
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|eot_id|>"]
 
@@ -191,6 +199,97 @@ def own_vocabulary():
     return model["vocab"], model["merges"]
 
 
+# Gemma 4's control tokens, in the order of ids.
+GEMMA4_CONTROL = [
+    "<pad>", "<eos>", "<bos>", "<unk>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>',
+    "<|think|>", "<|channel>", "<channel|>", "<|turn>", "<turn|>",
+]
+GEMMA4_TEXTS = [
+    "<bos><|turn>user\nHi<turn|>\n<|turn>model\n",
+    '<|channel>thought\nx<channel|><|tool_call>call:f{a:<|"|>b c<|"|>}<tool_call|>',
+    "<|turn>\n\n<turn|> <|turn> <turn|>x <|turn <|TURN> <<turn|>>",
+    "▁ ▁▁ a▁b a b",
+    *("\n" * count + "x\n" for count in range(1, 20)),
+    "\n \n\n  \n\n\n \r\n\r\n\n",
+]
+MAX_NEWLINES = 9
+
+
+def gemma4(texts):
+    """A vocabulary of characters with byte fallback, in Gemma 4's format, and the ids of the texts."""
+    trained = Tokenizer(models.BPE())
+    trained.normalizer = normalizers.Replace(" ", "▁")
+    trainer = trainers.BpeTrainer(vocab_size=900, limit_alphabet=150, show_progress=False, max_token_length=9)
+    source = random.Random(4)
+    lines = [line for text in texts + [strange(source) for _ in range(3000)] for line in text.split("\n") if "<" not in line]
+    trained.train_from_iterator(lines, trainer)
+    model = json.loads(trained.to_str())["model"]
+    runs = ["\n" * count for count in range(1, MAX_NEWLINES + 1)]
+    tokens = GEMMA4_CONTROL + [f"<0x{byte:02X}>" for byte in range(256)] + runs
+    tokens += [token for token in sorted(model["vocab"], key=model["vocab"].get) if token != "\n"]
+    merges = [[runs[left], runs[both - left - 1]] for both in range(1, MAX_NEWLINES) for left in range(both)]
+    merges += model["merges"]
+    vocab = {token: id for id, token in enumerate(tokens)}
+    assert len(vocab) == len(tokens)
+    plain = dict(single_word=False, lstrip=False, rstrip=False, normalized=False, special=True)
+    space = {"String": " "}
+    file = {
+        "version": "1.0", "truncation": None, "padding": None, "post_processor": None,
+        "added_tokens": [dict(plain, id=vocab[name], content=name) for name in GEMMA4_CONTROL],
+        "normalizer": {"type": "Replace", "pattern": space, "content": "▁"},
+        "pre_tokenizer": {"type": "Split", "pattern": space, "behavior": "MergedWithPrevious", "invert": False},
+        "decoder": {
+            "type": "Sequence",
+            "decoders": [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"}],
+        },
+        "model": {
+            "type": "BPE", "dropout": None, "unk_token": "<unk>", "continuing_subword_prefix": None,
+            "end_of_word_suffix": None, "fuse_unk": True, "byte_fallback": True, "ignore_merges": False,
+            "vocab": vocab, "merges": merges,
+        },
+    }
+    return {"texts": texts, "file": file, "ids": vectors(Tokenizer.from_str(json.dumps(file)), texts)}
+
+
+def tekken(texts):
+    """Mistral's vocabulary as a GGUF has it, and the ids of the texts. Ids of control tokens come first."""
+    from mistral_common.tokens.tokenizers.tekken import Tekkenizer
+
+    path = next(pathlib.Path(sys.modules["mistral_common"].__file__).parent.glob("data/tekken_240911.json"))
+    made = Tekkenizer.from_file(str(path))
+    letters = {byte: letter for letter, byte in byte_letters().items()}
+    count = made.n_words
+    special = made.num_special_tokens
+    names = [made.id_to_piece(id) for id in range(special)]
+    raw = [made.id_to_byte_piece(id) for id in range(special, count)]
+    rank = {piece: id for id, piece in enumerate(raw)}
+    merges = []
+    for piece in raw:
+        # The pair that merging by rank ends with.
+        parts = [bytes([byte]) for byte in piece]
+        while len(parts) > 2:
+            pairs = [(rank.get(parts[at] + parts[at + 1], count), at) for at in range(len(parts) - 1)]
+            best, at = min(pair for pair in pairs if pair[0] < rank[piece]) if any(p[0] < rank[piece] for p in pairs) else (None, None)
+            if best is None:
+                break
+            parts[at : at + 2] = [parts[at] + parts[at + 1]]
+        if len(parts) == 2:
+            merges.append(parts)
+    text = lambda piece: "".join(letters[byte] for byte in piece)
+    return {
+        "texts": texts, "tokens": names + [text(piece) for piece in raw], "control": special,
+        "merges": [f"{text(left)} {text(right)}" for left, right in merges],
+        "ids": [made.encode(text, bos=False, eos=False) for text in texts],
+    }
+
+
+def byte_letters():
+    """GPT-2's printable character of each byte."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + at): byte for at, byte in enumerate(others)}
+
+
 def real(path):
     """The metadata, vocabulary and merges of a model, and its added tokens with a flag for control tokens."""
     data = gguf(path)
@@ -250,6 +349,9 @@ def vectors(tokenizer, texts):
 
 def main():
     arguments = sys.argv[1:]
+    if arguments[:1] == ["--tekken"]:
+        source = random.Random(7)
+        return write(pathlib.Path(arguments[1]), tekken(TEXTS + [strange(source) for _ in range(3000)]))
     if arguments[:1] == ["--fuzz"]:
         source = random.Random(7)
         texts = [strange(source) for _ in range(int(arguments[1]))]
@@ -275,6 +377,7 @@ def main():
             "decoded": decoded(made, source, 40),
         }
     write(out / "bpe.json", own)
+    write(out / "gemma4.json", gemma4(texts + GEMMA4_TEXTS))
     for name, kind, path in zip(("smollm2", "qwen2.5"), ("smollm", "qwen2"), arguments):
         data, vocab, merges, control = real(path)
         assert data["tokenizer.ggml.pre"] == kind

@@ -54,6 +54,9 @@ pub struct Vocabulary {
     /// Tokens for filling in the middle.
     #[serde(default)]
     pub fim: FimIds,
+    /// Tokens that are never sampled.
+    #[serde(default)]
+    pub suppressed: Vec<u32>,
     /// Whether prompts start with `bos`.
     pub add_bos: Option<bool>,
     /// Whether a space is prepended to the text.
@@ -115,6 +118,7 @@ pub(crate) fn from_gguf(path: &Path) -> Result<Option<TokenizerData>> {
     let text = |key: &str| metadata.optional(key, |metadata, key| metadata.str(key).map(str::to_string));
     let scores = metadata.optional(&key("scores"), |metadata, key| metadata.array_f32(key))?;
     let types = metadata.optional(&key("token_type"), |metadata, key| metadata.array_i32(key))?;
+    let suppressed = metadata.optional(&key("suppress_tokens"), |metadata, key| metadata.array_u32(key))?;
     Ok(Some(TokenizerData::Gguf(Box::new(Vocabulary {
         model: text(&key("model"))?.unwrap_or_default(),
         pre: text(&key("pre"))?,
@@ -135,6 +139,7 @@ pub(crate) fn from_gguf(path: &Path) -> Result<Option<TokenizerData>> {
             repository: id("fim_rep_token_id")?,
             separator: id("fim_sep_token_id")?,
         },
+        suppressed: suppressed.map_or(vec![], |ids| ids.into_owned()),
         add_bos: flag("add_bos_token")?,
         add_space_prefix: flag("add_space_prefix")?,
         chat_template: text("tokenizer.chat_template")?,

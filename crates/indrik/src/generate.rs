@@ -195,7 +195,7 @@ impl Generation {
         let config = model.files().config();
         let GenerateOptions {
             max_tokens,
-            sampling,
+            mut sampling,
             stop,
             stop_token_ids,
             constraint,
@@ -214,6 +214,11 @@ impl Generation {
         };
         let context_length = model.capacity().context_length;
         model::check_tokens(config, 0, &prompt, context_length)?;
+        if let Some(language) = &language {
+            let suppressed =
+                language.tokenizer.suppressed_token_ids().iter().filter(|id| **id < config.vocab);
+            sampling.biases.extend(suppressed.map(|id| (*id, f32::NEG_INFINITY)));
+        }
         sampling.check(config.vocab)?;
         let stops = StopMatcher::new(&stop)?;
         let stop_token_ids = match (stop_token_ids, &language) {

@@ -68,16 +68,20 @@ fn from_vocabulary(data: Vocabulary) -> text::Result<(Tokenizer, Option<String>)
     let kind = match data.model.as_str() {
         "llama" => VocabularyKind::SentencePiece,
         "gpt2" => VocabularyKind::Bpe,
+        "gemma4" => VocabularyKind::Gemma4,
         other => {
             let other: String = other.chars().take(64).collect();
             let text = format!(
-                "tokenizer model '{}' is not supported: only llama and gpt2 are",
+                "tokenizer model '{}' is not supported: only llama, gpt2 and gemma4 are",
                 other.escape_debug()
             );
             return Err(text::Error::Unsupported(text));
         }
     };
-    let llama3 = data.pre.as_deref().is_some_and(|pre| ["llama3", "llama-v3", "llama-bpe"].contains(&pre));
+    let has_bos = ["llama3", "llama-v3", "llama-bpe", "tekken"];
+    let has_bos = data.pre.as_deref().is_some_and(|pre| has_bos.contains(&pre));
+    // Gemma 4 needs one, and no prefix, whatever its file says.
+    let gemma4 = kind == VocabularyKind::Gemma4;
     let vocabulary = text::Vocabulary {
         tokens: data.tokens,
         scores: data.scores,
@@ -98,8 +102,9 @@ fn from_vocabulary(data: Vocabulary) -> text::Result<(Tokenizer, Option<String>)
             separator: data.fim.separator,
         },
         // llama.cpp's defaults where a file has no such key.
-        add_bos: data.add_bos.unwrap_or(kind == VocabularyKind::SentencePiece || llama3),
-        add_space_prefix: data.add_space_prefix.unwrap_or(kind == VocabularyKind::SentencePiece),
+        add_bos: gemma4 || data.add_bos.unwrap_or(kind == VocabularyKind::SentencePiece || has_bos),
+        add_space_prefix: !gemma4 && data.add_space_prefix.unwrap_or(kind == VocabularyKind::SentencePiece),
+        suppressed: data.suppressed,
         ..text::Vocabulary::new(kind)
     };
     Ok((Tokenizer::from_vocabulary(vocabulary)?, data.chat_template))

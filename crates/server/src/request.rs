@@ -9,7 +9,9 @@ use text::{
 
 use crate::config::{Config, Model};
 use crate::error::Error;
-use crate::openai::{self, ChatRequest, CompletionRequest, Constraint, ConstraintKind, Options, Prompt};
+use crate::openai::{
+    self, ChatRequest, CompletionRequest, Constraint, ConstraintKind, MAX_BIASES, Options, Prompt,
+};
 use crate::output::OutputParser;
 use crate::random;
 use crate::tools::{self, ToolCallParsing};
@@ -67,6 +69,12 @@ impl ParsedRequest {
         }
         options.validate(config.max_choices)?;
         let mut sampling = options.sampling(&model.sampling, model.token_count() as usize)?;
+        let suppressed = model.tokenizer.suppressed_token_ids().iter().filter(|id| **id < model.vocab_size);
+        sampling.biases.extend(suppressed.map(|id| (*id, f32::NEG_INFINITY)));
+        if sampling.biases.len() > MAX_BIASES {
+            let message = format!("has too many tokens: at most {MAX_BIASES} with those that the model bans");
+            return Err(Error::invalid_field("logit_bias", message));
+        }
         let mut constraint = options.constraint()?;
         let mut tool_calls = None;
         let mut candidates = options.n();

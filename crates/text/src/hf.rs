@@ -215,7 +215,7 @@ fn build(file: &File, config: &TokenizerConfig) -> Result<Tokenizer> {
     let merges = model.merges.iter().map(|Merge(left, right)| (&**left, &**right));
     let pairs = pairs(&pieces, merges, alphabet)?;
     let (built, prefix) = match scheme {
-        Scheme::Metaspace { prefix } => (Model::Pairs(pairs), prefix),
+        Scheme::Metaspace { prefix } => (Model::Pairs { pairs, newline_runs: false }, prefix),
         Scheme::Words { words, nfc } => {
             pieces.use_text_as_bytes();
             (Model::Words { pairs, words, nfc }, false)
@@ -236,6 +236,7 @@ fn build(file: &File, config: &TokenizerConfig) -> Result<Tokenizer> {
         parsed: specials(true)?,
         stop_token_ids: stop_token_ids(&pieces, [eos, None]),
         fim: FimTokens::find(&pieces, &FimIds::default()),
+        suppressed_token_ids: Vec::new(),
         bos,
         eos,
         unknown: id(&model.unk_token),

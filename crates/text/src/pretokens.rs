@@ -19,6 +19,11 @@ const QWEN2: &str = concat!(
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}",
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
 );
+const TEKKEN: &str = concat!(
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*",
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+"
+);
 const SPACES: &str = r"\s+";
 const SPACES_INDEX: usize = 1;
 
@@ -46,9 +51,10 @@ impl Pretokens {
             // deepseek-r1-qwen: Qwen models that DeepSeek fine-tuned.
             "qwen2" | "deepseek-r1-qwen" => (QWEN2, false, false),
             "llama-bpe" | "llama3" | "llama-v3" => (LLAMA3, false, true),
+            "tekken" => (TEKKEN, false, true),
             other => {
                 return Err(unsupported(format!(
-                    "pre-tokenizer '{other}' is not supported (supported: gpt-2, smollm, qwen2, llama-bpe)"
+                    "pre-tokenizer '{other}' is not supported (supported: gpt-2, smollm, qwen2, llama-bpe, tekken)"
                 )));
             }
         };
@@ -57,13 +63,13 @@ impl Pretokens {
 
     /// The pre-tokenizer with the regular expression in a `tokenizer.json`, including its look-ahead.
     pub(crate) fn by_pattern(pattern: &str) -> Result<Pretokens> {
-        let known = [GPT2, QWEN2, LLAMA3];
+        let known = [GPT2, QWEN2, LLAMA3, TEKKEN];
         let head =
             pattern.strip_suffix(r"|\s+(?!\S)|\s+").and_then(|head| known.into_iter().find(|k| *k == head));
         match head {
             Some(head) => Pretokens::new(head, false, false),
             None => Err(unsupported(format!(
-                "the pre-tokenizer pattern '{pattern}' is not supported (supported: those of GPT-2, Qwen 2 and Llama 3)"
+                "the pre-tokenizer pattern '{pattern}' is not supported (supported: those of GPT-2, Qwen 2, Llama 3 and Mistral)"
             ))),
         }
     }

@@ -70,12 +70,20 @@ pub(crate) const STOP_TOKEN_NAMES: &[&str] = &[
     "<|end_of_turn|>",
     "<EOT>",
     "<｜end▁of▁sentence｜>",
+    "<turn|>",
+    "<|tool_response>",
 ];
 
 /// Whether a token is a stop token regardless of its type in the file. Names that could also be text, such as
 /// `</s>` in HTML, depend on the file.
 pub(crate) fn is_stop_token_name(token: &str) -> bool {
-    STOP_TOKEN_NAMES.contains(&token) && looks_special(token)
+    STOP_TOKEN_NAMES.contains(&token) && (looks_special(token) || is_delimiter(token))
+}
+
+/// Whether a token has the form of Gemma 4's delimiters, such as `<|turn>` and `<turn|>`.
+pub(crate) fn is_delimiter(token: &str) -> bool {
+    let inner = token.strip_prefix('<').and_then(|token| token.strip_suffix('>'));
+    inner.is_some_and(|inner| inner.len() > 1 && (inner.starts_with('|') || inner.ends_with('|')))
 }
 
 /// Whether a token is a control token even if the file does not mark it as special, such as a placeholder.

@@ -37,8 +37,13 @@ pub enum DecodeSpecial {
 pub(crate) enum Model {
     /// Any pair whose text is a token. Holds the rank of each token, derived from its score.
     Scores(Vec<u32>),
-    /// The pairs of a merge list, over characters: (left, right) → (rank, merged).
-    Pairs(HashMap<u64, (u32, u32)>),
+    /// The pairs of a merge list, over characters.
+    Pairs {
+        /// (left, right) → (rank, merged).
+        pairs: HashMap<u64, (u32, u32)>,
+        /// Whether runs of line breaks are separate from other text, and whole if they are tokens.
+        newline_runs: bool,
+    },
     /// The pairs of a merge list, over the bytes of pre-tokenised words.
     Words {
         /// (left, right) → (rank, merged).
@@ -61,6 +66,7 @@ pub(crate) struct Inner {
     pub(crate) eos: Option<u32>,
     pub(crate) unknown: Option<u32>,
     pub(crate) stop_token_ids: Vec<u32>,
+    pub(crate) suppressed_token_ids: Vec<u32>,
     pub(crate) fim: Option<FimTokens>,
     pub(crate) add_bos: bool,
     pub(crate) space_prefix: bool,
@@ -227,6 +233,11 @@ impl Tokenizer {
         &self.0.stop_token_ids
     }
 
+    /// Tokens that must never be sampled, as named by the file.
+    pub fn suppressed_token_ids(&self) -> &[u32] {
+        &self.0.suppressed_token_ids
+    }
+
     /// The name of a token, such as `<bos>`, for templates.
     pub fn token_name(&self, id: u32) -> Option<Cow<'_, str>> {
         self.0.pieces.get(id).map(String::from_utf8_lossy)
@@ -273,10 +284,21 @@ impl Inner {
         if prefix {
             text.to_mut().insert(0, ' ');
         }
+        let newline_runs = matches!(self.model, Model::Pairs { newline_runs: true, .. });
         let mut rest = &*text;
         while !rest.is_empty() {
-            let cut = (0..=rest.len().min(MAX_MERGE_BYTES)).rev().find(|at| rest.is_char_boundary(*at));
-            let (chunk, after) = rest.split_at(cut.unwrap_or(rest.len()));
+            let mut len = rest.len();
+            if newline_runs {
+                let is_run = rest.starts_with('\n');
+                len = rest.bytes().position(|byte| (byte == b'\n') != is_run).unwrap_or(len);
+                if is_run && let Some(id) = self.pieces.find_text(&rest.as_bytes()[..len]) {
+                    ids.push(id);
+                    rest = &rest[len..];
+                    continue;
+                }
+            }
+            let cut = (0..=len.min(MAX_MERGE_BYTES)).rev().find(|at| rest.is_char_boundary(*at));
+            let (chunk, after) = rest.split_at(cut.unwrap_or(len));
             self.encode_characters(chunk, merger, ids);
             rest = after;
         }
@@ -290,12 +312,12 @@ impl Inner {
             match self.pieces.find_text(bytes) {
                 Some(id) => merger.push(start, bytes.len(), id),
                 // Merge lists may contain byte tokens, so bytes are separate symbols from the start.
-                None if matches!(self.model, Model::Pairs(_)) && self.has_bytes(bytes) => {
+                None if matches!(self.model, Model::Pairs { .. }) && self.has_bytes(bytes) => {
                     for (i, byte) in bytes.iter().enumerate() {
                         merger.push(start + i, 1, self.pieces.bytes[*byte as usize]);
                     }
                 }
-                None if matches!(self.model, Model::Pairs(_)) && self.unknown.is_none() => {}
+                None if matches!(self.model, Model::Pairs { .. }) && self.unknown.is_none() => {}
                 None => merger.push(start, bytes.len(), NONE),
             }
         }
@@ -304,7 +326,7 @@ impl Inner {
                 let id = self.pieces.find_text(&text.as_bytes()[span(left, right)])?;
                 Some((ranks[id as usize], id))
             }),
-            Model::Pairs(pairs) | Model::Words { pairs, .. } => {
+            Model::Pairs { pairs, .. } | Model::Words { pairs, .. } => {
                 merger.run(|left, right| pair(pairs, left, right))
             }
         }

@@ -7,7 +7,7 @@ use crate::fim::{FimIds, FimTokens};
 use crate::merge::rank_of_score;
 use crate::pieces::{Class, Pieces};
 use crate::pretokens::Pretokens;
-use crate::specials::{STOP_TOKEN_NAMES, Specials, is_stop_token_name};
+use crate::specials::{STOP_TOKEN_NAMES, Specials, is_delimiter, is_stop_token_name};
 use crate::tokenizer::{Inner, Model, Tokenizer};
 
 /// The tokenizer algorithm: `tokenizer.ggml.model`.
@@ -17,6 +17,9 @@ pub enum VocabularyKind {
     SentencePiece,
     /// `gpt2`: byte-level BPE. The bytes of words are merged in the order of a merge list.
     Bpe,
+    /// `gemma4`: BPE over characters, with U+2581 for spaces. The characters of lines are merged in the order of
+    /// a merge list; unknown characters become bytes.
+    Gemma4,
 }
 
 /// The metadata `tokenizer.ggml.*` of a GGUF.
@@ -30,8 +33,8 @@ pub struct Vocabulary {
     pub scores: Vec<f32>,
     /// `token_type`: one per token, or empty if all tokens are text.
     pub token_types: Vec<i32>,
-    /// `merges`: "left right", best first, for [`VocabularyKind::Bpe`]; not used by
-    /// [`VocabularyKind::SentencePiece`].
+    /// `merges`: "left right", best first, for [`VocabularyKind::Bpe`] and [`VocabularyKind::Gemma4`]; not used
+    /// by [`VocabularyKind::SentencePiece`].
     pub merges: Vec<String>,
     /// `pre`: the pre-tokenizer of [`VocabularyKind::Bpe`].
     pub pre: Option<String>,
@@ -47,6 +50,8 @@ pub struct Vocabulary {
     pub pad: Option<u32>,
     /// `fim_*_token_id`.
     pub fim: FimIds,
+    /// `suppress_tokens`: never sampled.
+    pub suppressed: Vec<u32>,
     /// `add_bos_token`: whether a prompt starts with `bos`.
     pub add_bos: bool,
     /// `add_space_prefix`: whether a space is prepended to text. If the file has no value, callers use true
@@ -70,6 +75,7 @@ impl Vocabulary {
             unknown: None,
             pad: None,
             fim: FimIds::default(),
+            suppressed: Vec::new(),
             add_bos: false,
             add_space_prefix: false,
         }
@@ -99,6 +105,13 @@ impl Vocabulary {
                 return Err(invalid(format!("the {what} token is {id}, but there are {count} tokens")));
             }
         }
+        if let Some(id) = self.suppressed.iter().find(|id| **id as usize >= count) {
+            return Err(invalid(format!("token {id} is suppressed, but there are {count} tokens")));
+        }
+        if self.suppressed.len() > MAX_SUPPRESSED {
+            let found = self.suppressed.len();
+            return Err(invalid(format!("{found} tokens are suppressed; the limit is {MAX_SUPPRESSED}")));
+        }
         Ok(())
     }
 
@@ -108,13 +121,16 @@ impl Vocabulary {
         match self.token_types.get(id) {
             // Some files mark the end-of-turn token as text.
             Some(_) if is_stop_token_name(&self.tokens[id]) => Class::Control,
+            // Converters mark the delimiters of thoughts and tool calls as text, so that they are visible. As in
+            // tokenizer.json they are control tokens: the text of messages must not contain them.
+            Some(4) if self.kind == VocabularyKind::Gemma4 && is_delimiter(&self.tokens[id]) => {
+                Class::Control
+            }
             Some(&number) => Class::from_gguf(number),
             None if is_stop_token_name(&self.tokens[id]) => Class::Control,
             None if has_role() => Class::Control,
             None if self.unknown == Some(id as u32) => Class::Unknown,
-            None if byte_token(&self.tokens[id]).is_some() && self.kind == VocabularyKind::SentencePiece => {
-                Class::Byte
-            }
+            None if byte_token(&self.tokens[id]).is_some() && self.kind != VocabularyKind::Bpe => Class::Byte,
             None => Class::Normal,
         }
     }
@@ -124,7 +140,7 @@ impl Tokenizer {
     /// Builds a tokenizer from a GGUF's metadata.
     pub fn from_vocabulary(vocabulary: Vocabulary) -> Result<Tokenizer> {
         vocabulary.check()?;
-        let metaspace = vocabulary.kind == VocabularyKind::SentencePiece;
+        let metaspace = vocabulary.kind != VocabularyKind::Bpe;
         let letters = ByteLetters::new();
         let class = |id| vocabulary.class(id);
         let mut pieces = Pieces::new(&vocabulary.tokens, class, |token, class, arena| {
@@ -133,18 +149,18 @@ impl Tokenizer {
         if !metaspace {
             pieces.use_text_as_bytes();
         }
+        let halves = vocabulary.merges.iter().map(|merge| merge.split_once(' ').unwrap_or((merge, "")));
         let model = match vocabulary.kind {
             VocabularyKind::SentencePiece => Model::Scores(ranks(&pieces, &vocabulary.scores)),
-            VocabularyKind::Bpe => {
-                let halves =
-                    vocabulary.merges.iter().map(|merge| merge.split_once(' ').unwrap_or((merge, "")));
-                Model::Words {
-                    pairs: pairs(&pieces, halves, Some(&letters))?,
-                    words: Pretokens::by_name(vocabulary.pre.as_deref())?,
-                    // A GGUF has no key for normalisation, and llama.cpp does not normalise.
-                    nfc: false,
-                }
+            VocabularyKind::Gemma4 => {
+                Model::Pairs { pairs: pairs(&pieces, halves, None)?, newline_runs: true }
             }
+            VocabularyKind::Bpe => Model::Words {
+                pairs: pairs(&pieces, halves, Some(&letters))?,
+                words: Pretokens::by_name(vocabulary.pre.as_deref())?,
+                // A GGUF has no key for normalisation, and llama.cpp does not normalise.
+                nfc: false,
+            },
         };
         let tokens_of = |class| pieces.with_class(class).map(|(id, bytes)| (bytes.to_vec(), id));
         let always: Vec<_> = tokens_of(Class::UserDefined)
@@ -161,6 +177,7 @@ impl Tokenizer {
             parsed: Specials::new(&parsed)?,
             stop_token_ids,
             fim: FimTokens::find(&pieces, &vocabulary.fim),
+            suppressed_token_ids: vocabulary.suppressed,
             bos: vocabulary.bos,
             eos: vocabulary.eos,
             // Byte-level vocabularies normally have all bytes; missing ones are dropped.
@@ -173,6 +190,9 @@ impl Tokenizer {
         }))
     }
 }
+
+/// Maximum number of suppressed tokens: half of the sampler's logit biases, which ban them.
+const MAX_SUPPRESSED: usize = 256;
 
 /// The character that SentencePiece writes for a space, called metaspace in Hugging Face's tokenizers.
 pub(crate) const METASPACE: char = '▁';

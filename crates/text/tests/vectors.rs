@@ -2,7 +2,7 @@
 //! `scripts/make_bpe_fixtures.py`. Uses a small vocabulary whose tokens cross every boundary of the patterns,
 //! from tokenizer.json and from a GGUF; the vocabularies and templates of real models (`INDRIK_TEST_SMOLLM2`,
 //! `INDRIK_TEST_QWEN`); and llama.cpp's ids of prompts (`INDRIK_TEST_DATA`). `INDRIK_TEST_BPE_FUZZ` is a file
-//! of random texts written by the same script.
+//! of random texts written by the same script, and `INDRIK_TEST_TEKKEN` one with Mistral's vocabulary.
 
 mod common;
 
@@ -110,7 +110,7 @@ fn check(what: &str, tokenizer: &Tokenizer, texts: &[String], expected: &[Ids]) 
 
 #[test]
 fn both_formats_match_hugging_face_on_the_test_vocabulary() {
-    assert_eq!(OWN.kinds.len(), 4);
+    assert_eq!(OWN.kinds.len(), 5);
     for (kind, family) in &OWN.kinds {
         let (hf, gguf) = &TOKENIZERS[kind];
         check(&format!("{kind}, tokenizer.json"), hf, &OWN.texts, &family.ids);
@@ -122,6 +122,7 @@ fn both_formats_match_hugging_face_on_the_test_vocabulary() {
     // The fixture distinguishes the patterns, and normalised from plain text.
     let differ = |one: &str, other: &str| OWN.kinds[one].ids != OWN.kinds[other].ids;
     assert!(differ("gpt-2", "smollm") && differ("qwen2", "llama-bpe") && differ("gpt-2", "llama-bpe"));
+    assert!(differ("tekken", "qwen2") && differ("tekken", "llama-bpe"));
     assert!(OWN.kinds["qwen2"].plain.as_ref().is_some_and(|plain| *plain != OWN.kinds["qwen2"].ids));
 }
 
@@ -236,6 +237,32 @@ fn qwen_matches_hugging_face_and_llama_cpp() {
         ["<|im_end|>", "<|endoftext|>"]
     );
     assert!(!tokenizer.adds_bos());
+}
+
+#[test]
+fn mistral_matches_its_own_tokenizer() {
+    #[derive(Deserialize)]
+    struct Tekken {
+        texts: Vec<String>,
+        tokens: Vec<String>,
+        /// Number of control tokens, which come first.
+        control: usize,
+        merges: Vec<String>,
+        ids: Vec<Vec<u32>>,
+    }
+    let what = "the output of make_bpe_fixtures.py --tekken";
+    let Some(path) = path_from_env("INDRIK_TEST_TEKKEN", what) else { return };
+    let tekken: Tekken = read(&path);
+    let mut vocabulary = Vocabulary::new(VocabularyKind::Bpe);
+    vocabulary.token_types =
+        (0..tekken.tokens.len()).map(|id| if id < tekken.control { 3 } else { 1 }).collect();
+    (vocabulary.tokens, vocabulary.merges) = (tekken.tokens, tekken.merges);
+    vocabulary.pre = Some("tekken".to_owned());
+    let tokenizer = Tokenizer::from_vocabulary(vocabulary).unwrap();
+    assert!(tekken.texts.len() > 3000);
+    for (text, ids) in tekken.texts.iter().zip(&tekken.ids) {
+        assert_eq!(&tokenizer.encode(text, EncodeSpecial::AsText), ids, "{text:?}");
+    }
 }
 
 #[test]

@@ -20,7 +20,7 @@ pub(crate) use chat::ChatRequest;
 pub(crate) use completions::{CompletionRequest, Prompt};
 pub(crate) use format::{Constraint, ConstraintKind};
 pub(crate) use logprobs::{ChatLogprobs, TextLogprobs};
-pub(crate) use options::Options;
+pub(crate) use options::{MAX_BIASES, Options};
 pub(crate) use parse::{parse, parse_json};
 pub(crate) use response::*;
 pub(crate) use timings::Timings;

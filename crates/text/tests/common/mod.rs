@@ -139,10 +139,10 @@ pub fn vocabulary(path: &std::path::Path) -> (Vocabulary, Option<String>) {
         match key.strip_prefix("tokenizer.").unwrap_or_default() {
             "chat_template" => template = Some(reader.string()),
             "ggml.model" => {
-                vocabulary.kind = if reader.string() == "gpt2" {
-                    VocabularyKind::Bpe
-                } else {
-                    VocabularyKind::SentencePiece
+                vocabulary.kind = match reader.string().as_str() {
+                    "gpt2" => VocabularyKind::Bpe,
+                    "gemma4" => VocabularyKind::Gemma4,
+                    _ => VocabularyKind::SentencePiece,
                 }
             }
             "ggml.pre" => vocabulary.pre = Some(reader.string()),
