@@ -4,7 +4,8 @@
 usage: make_logit_fixtures.py [OUT]     OUT is crates/model/tests/fixtures by default; its README.md is kept
 needs: pip install torch transformers safetensors gguf tokenizers numpy   (versions: see reference.json; no download)
 
-Weights depend on the seed only. Logits are f32 sums, so their last bits may differ on another processor.
+Weights depend on the seed only. Logits are sums in f32, for the newer families in f64; their last bits may differ on another
+processor.
 """
 import shutil
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from logit_fixtures import gemma3, llama_qwen
+from logit_fixtures import gemma3, gemma4, llama_qwen
 from logit_fixtures.shared import folder_size
 
 
@@ -22,7 +23,7 @@ def main(out):
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     out.mkdir(parents=True, exist_ok=True)
-    for family in (gemma3, llama_qwen):
+    for family in (gemma3, llama_qwen, gemma4):
         for name in family.NAMES:
             shutil.rmtree(out / name, ignore_errors=True)
         family.make(out)

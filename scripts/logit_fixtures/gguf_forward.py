@@ -1,0 +1,171 @@
+"""A forward pass in float64 from nothing but the names and keys of a GGUF file, to check that files say what they should.
+
+It follows llama.cpp's reading of the keys and shares no code with transformers.
+"""
+import math
+
+import gguf
+import numpy as np
+
+
+def read(path):
+    """Keys without the architecture's prefix, and tensors by name."""
+    reader = gguf.GGUFReader(path)
+    arch = reader.fields["general.architecture"].contents()
+    keys = {name.removeprefix(arch + "."): field.contents() for name, field in reader.fields.items()}
+    tensors = {t.name: gguf.quants.dequantize(t.data, t.tensor_type).astype(np.float64) for t in reader.tensors}
+    return arch, keys, tensors
+
+
+def softmax(scores):
+    powers = np.exp(scores - scores.max(-1, keepdims=True))
+    return powers / powers.sum(-1, keepdims=True)
+
+
+def gelu(x):
+    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def silu(x):
+    return x / (1 + np.exp(-x))
+
+
+def rms_norm(x, epsilon, weight=1.0):
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + epsilon) * weight
+
+
+def rotate(heads, frequencies, adjacent):
+    """RoPE of `[positions][heads][width]`; the two values of a pair are adjacent, or half a head apart."""
+    angles = np.arange(len(heads))[:, None, None] * frequencies
+    half = heads.shape[-1] // 2
+    first, second = (heads[..., 0::2], heads[..., 1::2]) if adjacent else (heads[..., :half], heads[..., half:])
+    turned = first * np.cos(angles) - second * np.sin(angles), second * np.cos(angles) + first * np.sin(angles)
+    return np.stack(turned, -1).reshape(heads.shape) if adjacent else np.concatenate(turned, -1)
+
+
+def attention(q, k, v, scale, window=None):
+    """Causal attention of `[positions][heads][width]`, concatenated over heads."""
+    group = q.shape[1] // k.shape[1]
+    scores = np.einsum("qhd,khd->hqk", q, k.repeat(group, 1)) * scale
+    distance = np.arange(len(q))[:, None] - np.arange(len(k))
+    hidden = (distance < 0) | (distance >= (window or math.inf))
+    weights = softmax(np.where(hidden, -np.inf, scores))
+    return np.einsum("hqk,khd->qhd", weights, v.repeat(group, 1)).reshape(len(q), -1)
+
+
+def per_layer(value, count):
+    return list(value) if isinstance(value, (list, tuple)) else [value] * count
+
+
+def gemma4_experts(keys, tensor, h, epsilon, route_margins):
+    gate_inp, scale = tensor("ffn_gate_inp.weight"), tensor("ffn_gate_inp.scale")
+    router = softmax(rms_norm(h, epsilon) / math.sqrt(h.shape[-1]) * scale @ gate_inp.T)
+    used = keys["expert_used_count"]
+    order = np.sort(router, -1)[:, ::-1]
+    route_margins.append(np.log(order[:, used - 1] / order[:, used]).min())
+    chosen = np.argsort(-router, -1)[:, :used]
+    normed = rms_norm(h, epsilon, tensor("pre_ffw_norm_2.weight"))
+    both = tensor("ffn_gate_up_exps.weight")
+    if both is None:
+        both = np.concatenate([tensor("ffn_gate_exps.weight"), tensor("ffn_up_exps.weight")], 1)
+    down, down_scale = tensor("ffn_down_exps.weight"), tensor("ffn_down_exps.scale")
+    assert both.shape[1] == 2 * keys["expert_feed_forward_length"] and len(both) == keys["expert_count"]
+    total = np.zeros_like(h)
+    for position, experts in enumerate(chosen):
+        weights = router[position, experts] / router[position, experts].sum()
+        for expert, weight in zip(experts, weights):
+            gate, up = np.split(both[expert] @ normed[position], 2)
+            total[position] += weight * down_scale[expert] * (down[expert] @ (gelu(gate) * up))
+    return total
+
+
+def gemma4(keys, tensors, ids, route_margins):
+    layers, heads, epsilon = keys["block_count"], keys["attention.head_count"], keys["attention.layer_norm_rms_epsilon"]
+    sliding, kv_heads = keys["attention.sliding_window_pattern"], per_layer(keys["attention.head_count_kv"], layers)
+    feed_forward, shared = per_layer(keys["feed_forward_length"], layers), keys["attention.shared_kv_layers"]
+    extra = keys["embedding_length_per_layer_input"]
+    h = tensors["token_embd.weight"][ids] * math.sqrt(keys["embedding_length"])
+    if extra:
+        context = (h @ tensors["per_layer_model_proj.weight"].T / math.sqrt(h.shape[-1])).reshape(-1, layers, extra)
+        context = rms_norm(context, epsilon, tensors["per_layer_proj_norm.weight"])
+        table = tensors["per_layer_token_embd.weight"][ids].reshape(-1, layers, extra) * math.sqrt(extra)
+        inputs = (context + table) / math.sqrt(2)
+    kept = {}
+    for layer in range(layers):
+        tensor = lambda name: tensors.get(f"blk.{layer}.{name}")
+        suffix = "_swa" if sliding[layer] else ""
+        width = keys["attention.key_length" + suffix]
+        assert width == keys["attention.value_length" + suffix] == keys["rope.dimension_count" + suffix]
+        frequencies = keys["rope.freq_base" + suffix] ** (-np.arange(0, width, 2) / width)
+        if not sliding[layer]:
+            frequencies = frequencies / tensors["rope_freqs.weight"]
+        normed = rms_norm(h, epsilon, tensor("attn_norm.weight"))
+        split = lambda name, count: (normed @ tensor(name).T).reshape(len(ids), count, width)
+        q = rotate(rms_norm(split("attn_q.weight", heads), epsilon, tensor("attn_q_norm.weight")), frequencies, False)
+        if layer < layers - shared:
+            k = split("attn_k.weight", kv_heads[layer])
+            v = k if tensor("attn_v.weight") is None else split("attn_v.weight", kv_heads[layer])
+            k = rotate(rms_norm(k, epsilon, tensor("attn_k_norm.weight")), frequencies, False)
+            kept[sliding[layer]] = k, rms_norm(v, epsilon)
+        k, v = kept[sliding[layer]]
+        window = keys["attention.sliding_window"] if sliding[layer] else None
+        attended = attention(q, k, v, 1.0, window) @ tensor("attn_output.weight").T
+        h = h + rms_norm(attended, epsilon, tensor("post_attention_norm.weight"))
+        normed = rms_norm(h, epsilon, tensor("ffn_norm.weight"))
+        assert len(tensor("ffn_gate.weight")) == feed_forward[layer]
+        out = gelu(normed @ tensor("ffn_gate.weight").T) * (normed @ tensor("ffn_up.weight").T)
+        out = out @ tensor("ffn_down.weight").T
+        if tensor("ffn_gate_inp.weight") is not None:
+            experts = gemma4_experts(keys, tensor, h, epsilon, route_margins)
+            out = rms_norm(out, epsilon, tensor("post_ffw_norm_1.weight"))
+            out = out + rms_norm(experts, epsilon, tensor("post_ffw_norm_2.weight"))
+        h = h + rms_norm(out, epsilon, tensor("post_ffw_norm.weight"))
+        if extra:
+            gate = gelu(h @ tensor("inp_gate.weight").T) * inputs[:, layer]
+            h = h + rms_norm(gate @ tensor("proj.weight").T, epsilon, tensor("post_norm.weight"))
+        h = h * tensor("layer_output_scale.weight")
+    h = rms_norm(h, epsilon, tensors["output_norm.weight"])
+    cap = keys["final_logit_softcapping"]
+    return np.tanh(h @ tensors["token_embd.weight"].T / cap) * cap
+
+
+def yarn(keys, width):
+    """Frequencies: short wavelengths are kept, long ones are divided by the factor, with a ramp in between."""
+    base, original = keys["rope.freq_base"], keys["rope.scaling.original_context_length"]
+    pair = lambda turns: width * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
+    low = max(math.floor(pair(keys["rope.scaling.yarn_beta_fast"])), 0)
+    high = min(math.ceil(pair(keys["rope.scaling.yarn_beta_slow"])), width - 1)
+    ramp = np.clip((np.arange(width // 2) - low) / max(high - low, 0.001), 0, 1)
+    assert {0.0, 1.0} < set(ramp), "all three bands"
+    # cos and sin would be scaled by (0.1 ln factor + 1) / (0.1 multiplier ln factor + 1).
+    assert keys["rope.scaling.type"] == "yarn" and keys["rope.scaling.yarn_log_multiplier"] == 1
+    return base ** (-np.arange(0, width, 2) / width) * (1 - ramp + ramp / keys["rope.scaling.factor"])
+
+
+def mistral3(keys, tensors, ids):
+    heads, kv_heads, width = (keys["attention." + key] for key in ("head_count", "head_count_kv", "key_length"))
+    epsilon, frequencies = keys["attention.layer_norm_rms_epsilon"], yarn(keys, width)
+    blocks = np.arange(len(ids)) // keys["rope.scaling.original_context_length"]
+    temperature = 1 + keys["attention.temperature_scale"] * np.log(1 + blocks)
+    h = tensors["token_embd.weight"][ids]
+    for layer in range(keys["block_count"]):
+        tensor = lambda name: tensors[f"blk.{layer}.{name}.weight"]
+        normed = rms_norm(h, epsilon, tensor("attn_norm"))
+        split = lambda name, count: (normed @ tensor(name).T).reshape(len(ids), count, width)
+        q = rotate(split("attn_q", heads), frequencies, True) * temperature[:, None, None]
+        k, v = rotate(split("attn_k", kv_heads), frequencies, True), split("attn_v", kv_heads)
+        h = h + attention(q, k, v, 1 / math.sqrt(width)) @ tensor("attn_output").T
+        normed = rms_norm(h, epsilon, tensor("ffn_norm"))
+        h = h + (silu(normed @ tensor("ffn_gate").T) * (normed @ tensor("ffn_up").T)) @ tensor("ffn_down").T
+    head = tensors.get("output.weight", tensors["token_embd.weight"])
+    return rms_norm(h, epsilon, tensors["output_norm.weight"]) @ head.T
+
+
+def check(path, ids, logits):
+    """Compare with the reference. Also, no token may be so near to another choice of experts that rounding decides."""
+    arch, keys, tensors = read(path)
+    margins = [math.inf]
+    own = gemma4(keys, tensors, ids, margins) if arch == "gemma4" else mistral3(keys, tensors, ids)
+    off = np.abs(own - logits).max() / np.abs(logits).max()
+    print(f"  from GGUF in f64: {off:.1e} of the largest logit; router margin {min(margins):.4f}")
+    assert off < 3e-6 and min(margins) > 2e-3, "pick another seed, or the file is wrong"
