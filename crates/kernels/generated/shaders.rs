@@ -1453,6 +1453,8 @@ pub mod gemv {
         pub wide_subgroups: bool,
         /// `PAIRS_PER_X`: `uint`, constant 14.
         pub pairs_per_x: u32,
+        /// `RESIDUAL_SCALED`: `bool`, constant 15.
+        pub residual_scaled: bool,
     }
 
     impl Default for Constants {
@@ -1473,6 +1475,7 @@ pub mod gemv {
                 teams: 1,
                 wide_subgroups: false,
                 pairs_per_x: 0,
+                residual_scaled: false,
             }
         }
     }
@@ -1495,6 +1498,7 @@ pub mod gemv {
                 self.teams,
                 u32::from(self.wide_subgroups),
                 self.pairs_per_x,
+                u32::from(self.residual_scaled),
             ]
         }
     }
@@ -1504,7 +1508,7 @@ pub mod gemv {
         name: "gemv.t0",
         spirv: include_bytes!("gemv.t0.spv"),
         push_size: 128,
-        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14],
+        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 
@@ -1513,7 +1517,7 @@ pub mod gemv {
         name: "gemv.t1",
         spirv: include_bytes!("gemv.t1.spv"),
         push_size: 128,
-        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14],
+        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 
@@ -1620,10 +1624,12 @@ pub mod norm {
         pub plane_words: u32,
         /// Read by the shader.
         pub partial_weights: gpu::Address,
+        /// Read by the shader.
+        pub residual_scale: gpu::Address,
     }
 
     impl gpu::PushConstants for Push {
-        const SIZE: u32 = 96;
+        const SIZE: u32 = 104;
 
         fn encode(&self, writer: &mut gpu::PushWriter) {
             writer.buffer(0, &self.x, gpu::Access::Read);
@@ -1639,6 +1645,7 @@ pub mod norm {
             writer.word(76, self.epsilon.to_bits());
             writer.word(80, self.plane_words);
             writer.buffer(88, &self.partial_weights, gpu::Access::Read);
+            writer.buffer(96, &self.residual_scale, gpu::Access::Read);
         }
     }
 
@@ -1659,6 +1666,8 @@ pub mod norm {
         pub partials: u32,
         /// `WEIGHTED`: `bool`, constant 6.
         pub weighted: bool,
+        /// `SCALED`: `bool`, constant 7.
+        pub scaled: bool,
     }
 
     impl Default for Constants {
@@ -1671,6 +1680,7 @@ pub mod norm {
                 gather: false,
                 partials: 1,
                 weighted: false,
+                scaled: false,
             }
         }
     }
@@ -1685,6 +1695,7 @@ pub mod norm {
                 u32::from(self.gather),
                 self.partials,
                 u32::from(self.weighted),
+                u32::from(self.scaled),
             ]
         }
     }
@@ -1693,8 +1704,8 @@ pub mod norm {
     pub static T0: gpu::Shader = gpu::Shader {
         name: "norm.t0",
         spirv: include_bytes!("norm.t0.spv"),
-        push_size: 96,
-        constant_ids: &[0, 1, 2, 3, 4, 5, 6],
+        push_size: 104,
+        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 
@@ -1702,8 +1713,8 @@ pub mod norm {
     pub static T1: gpu::Shader = gpu::Shader {
         name: "norm.t1",
         spirv: include_bytes!("norm.t1.spv"),
-        push_size: 96,
-        constant_ids: &[0, 1, 2, 3, 4, 5, 6],
+        push_size: 104,
+        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 
@@ -1742,10 +1753,12 @@ pub mod norm_registers {
         pub plane_words: u32,
         /// Read by the shader.
         pub partial_weights: gpu::Address,
+        /// Read by the shader.
+        pub residual_scale: gpu::Address,
     }
 
     impl gpu::PushConstants for Push {
-        const SIZE: u32 = 96;
+        const SIZE: u32 = 104;
 
         fn encode(&self, writer: &mut gpu::PushWriter) {
             writer.buffer(0, &self.x, gpu::Access::Read);
@@ -1761,6 +1774,7 @@ pub mod norm_registers {
             writer.word(76, self.epsilon.to_bits());
             writer.word(80, self.plane_words);
             writer.buffer(88, &self.partial_weights, gpu::Access::Read);
+            writer.buffer(96, &self.residual_scale, gpu::Access::Read);
         }
     }
 
@@ -1783,6 +1797,8 @@ pub mod norm_registers {
         pub partials: u32,
         /// `WEIGHTED`: `bool`, constant 7.
         pub weighted: bool,
+        /// `SCALED`: `bool`, constant 8.
+        pub scaled: bool,
     }
 
     impl Default for Constants {
@@ -1796,6 +1812,7 @@ pub mod norm_registers {
                 vec4s_per_thread: 1,
                 partials: 1,
                 weighted: false,
+                scaled: false,
             }
         }
     }
@@ -1811,6 +1828,7 @@ pub mod norm_registers {
                 self.vec4s_per_thread,
                 self.partials,
                 u32::from(self.weighted),
+                u32::from(self.scaled),
             ]
         }
     }
@@ -1819,8 +1837,8 @@ pub mod norm_registers {
     pub static T0: gpu::Shader = gpu::Shader {
         name: "norm_registers.t0",
         spirv: include_bytes!("norm_registers.t0.spv"),
-        push_size: 96,
-        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7],
+        push_size: 104,
+        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 
@@ -1828,8 +1846,8 @@ pub mod norm_registers {
     pub static T1: gpu::Shader = gpu::Shader {
         name: "norm_registers.t1",
         spirv: include_bytes!("norm_registers.t1.spv"),
-        push_size: 96,
-        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7],
+        push_size: 104,
+        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 

@@ -167,6 +167,7 @@ impl<'a> Step<'a> {
         let fusion = Fusion {
             post_norm: false,
             residual: false,
+            scaled: false,
             output: scratch.normed.kind(),
             gather: false,
             partials: 1,
@@ -177,6 +178,7 @@ impl<'a> Step<'a> {
             partial_weights: None,
             post_weight: None,
             residual: None,
+            residual_scale: None,
             weight: model.norm(Some(layer), role)?,
             active: state.active.clone(),
             rows: None,
@@ -195,6 +197,7 @@ impl<'a> Step<'a> {
         let fusion = Fusion {
             post_norm: post_weight.is_some(),
             residual: true,
+            scaled: false,
             output: scratch.normed.kind(),
             gather: false,
             partials: self.partials,
@@ -205,6 +208,7 @@ impl<'a> Step<'a> {
             partial_weights: self.partial_weights(),
             post_weight,
             residual: Some(scratch.residual.view()),
+            residual_scale: None,
             weight: model.norm(Some(norm.0), norm.1)?,
             active: state.active.clone(),
             rows: None,
@@ -225,6 +229,7 @@ impl<'a> Step<'a> {
         let fusion = Fusion {
             post_norm: post_weight.is_some(),
             residual: true,
+            scaled: false,
             output: outputs.normed.kind(),
             gather: true,
             partials: self.partials,
@@ -235,6 +240,7 @@ impl<'a> Step<'a> {
             partial_weights: self.partial_weights(),
             post_weight,
             residual: Some(scratch.residual.view()),
+            residual_scale: None,
             weight: model.norm(None, last)?,
             active: state.outputs.view(),
             rows: Some(state.output_rows.view()),
@@ -255,7 +261,12 @@ impl<'a> Step<'a> {
     fn norm_in_next_product(&mut self, post: (u32, Role), norm: (Option<u32>, Role)) -> Result<()> {
         let StepBuffers { model, scratch, .. } = self.buffers;
         let (residual, stream) = self.residual();
-        let sublayer = Sublayer { output: scratch.block.view(), weight: self.post_norm(post)?, stream };
+        let sublayer = Sublayer {
+            output: scratch.block.view(),
+            weight: self.post_norm(post)?,
+            residual_scale: None,
+            stream,
+        };
         self.pending_norm = Some(gemv::Norm {
             sublayer: Some(sublayer),
             residual,

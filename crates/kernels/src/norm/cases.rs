@@ -16,21 +16,31 @@ use crate::{
 
 /// Gemma's epsilon.
 const EPSILON: f32 = 1e-6;
+/// A factor that is no power of two.
+const RESIDUAL_SCALE: f32 = 0.37;
 
 pub(super) fn cases(caps: &Caps) -> Vec<Case> {
     let mut list = Vec::new();
     for tier in [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier)) {
         for (post_norm, residual) in [(false, false), (false, true), (true, true), (true, false)] {
-            let mut push = |output, gather, partials, sizes: &[(usize, usize)]| {
+            let mut push_scaled = |scaled, output, gather, partials, sizes: &[(usize, usize)]| {
                 for (rows, n) in sizes.iter().copied() {
                     let weighted = partials == 8;
-                    let fusion = Fusion { post_norm, residual, output, gather, partials, weighted };
+                    let fusion = Fusion { post_norm, residual, scaled, output, gather, partials, weighted };
                     let min_plan = policy::in_registers_with(caps, n, fusion, tier, 1);
                     let in_registers =
                         policy::in_registers(caps, n, fusion, tier).filter(|plan| Some(*plan) != min_plan);
                     let plans = [min_plan, in_registers, Some(policy::looped(caps, n, fusion, tier))];
                     list.extend(plans.into_iter().flatten().map(|plan| case(plan, fusion, rows, n)));
                 }
+            };
+            if residual {
+                push_scaled(true, Activations::F32, false, 1, &[(2, 259)]);
+                push_scaled(true, Activations::Int16, false, 1, &[(2, 640)]);
+                push_scaled(true, Activations::F16, true, 2, &[(3, 640)]);
+            }
+            let mut push = |output, gather, partials, sizes: &[(usize, usize)]| {
+                push_scaled(false, output, gather, partials, sizes);
             };
             if post_norm != residual {
                 // Enough to cover every branch.
@@ -80,7 +90,11 @@ fn case(plan: Plan, fusion: Fusion, rows: usize, n: usize) -> Case {
             (partials, true) => format!(" of {partials} weighted partials"),
         },
         if fusion.post_norm { ", post-norm" } else { "" },
-        if fusion.residual { ", residual" } else { "" },
+        match (fusion.residual, fusion.scaled) {
+            (true, true) => ", scaled residual",
+            (true, false) => ", residual",
+            (false, _) => "",
+        },
         fusion.output,
         if fusion.gather { ", gathered" } else { "" },
         plan.vec4s_per_thread.map_or(String::new(), |vec4s| format!(", {vec4s} vec4s per thread")),
@@ -126,6 +140,7 @@ fn run(device: &Device, plan: Plan, fusion: Fusion, rows: usize, n: usize) -> Re
         x: &x[..rows * n],
         post_weight: fusion.post_norm.then_some(&post_weight),
         residual: fusion.residual.then_some(&before),
+        residual_scale: fusion.scaled.then_some(RESIDUAL_SCALE),
         weight: &weight,
         epsilon: EPSILON,
     });
@@ -136,6 +151,7 @@ fn run(device: &Device, plan: Plan, fusion: Fusion, rows: usize, n: usize) -> Re
     let active = arena.buffer_from("active", &[rows as u32])?;
     let list = arena.buffer_from("rows", &list)?;
     let residual = arena.buffer_from("residual", &before)?;
+    let residual_scale = arena.buffer_from("residual scale", &[RESIDUAL_SCALE])?;
     let weight = arena.buffer_from("weight", &weight)?;
     let post_weight = arena.buffer_from("post weight", &post_weight)?;
     let y = poisoned(&mut arena, fusion.output, n, rows + 1)?;
@@ -146,6 +162,7 @@ fn run(device: &Device, plan: Plan, fusion: Fusion, rows: usize, n: usize) -> Re
         partial_weights: fusion.weighted.then(|| partial_weights.view()),
         post_weight: fusion.post_norm.then(|| post_weight.view()),
         residual: fusion.residual.then(|| residual.view()),
+        residual_scale: fusion.scaled.then(|| residual_scale.view()),
         weight: weight.view(),
         active: active.view(),
         rows: fusion.gather.then(|| list.view()),

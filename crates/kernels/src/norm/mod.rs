@@ -1,5 +1,5 @@
-//! RMSNorm with residual add: plain, after the add (Llama), or before and after it (Gemma 3); output in f32,
-//! f16, int8 or int16.
+//! RMSNorm with residual add: plain, after the add (Llama), or before and after it (Gemma 3), which may end with a
+//! factor (Gemma 4); output in f32, f16, int8 or int16.
 //!
 //! Two shaders: one keeps a row in the registers of its workgroup and reads memory once, the other loops over
 //! rows of any length.
@@ -36,6 +36,8 @@ pub struct Fusion {
     pub post_norm: bool,
     /// The input is added to the residual stream, which is updated in place.
     pub residual: bool,
+    /// The residual stream is multiplied by a factor after the add.
+    pub scaled: bool,
     /// Storage format of the output.
     pub output: Activations,
     /// The output has only some rows of the input, selected by a list of row indices.
@@ -65,6 +67,8 @@ pub struct Operands<'a> {
     pub post_weight: Option<View>,
     /// Residual rows, f32, read and written, if the fusion has them.
     pub residual: Option<View>,
+    /// One f32: the factor of the residual stream after the add, if the fusion has one.
+    pub residual_scale: Option<View>,
     /// Weight of the norm, as multiplied (1 + w for Gemma's files).
     pub weight: View,
     /// u32: the number of active output rows, at most the columns of `y`.
@@ -92,6 +96,10 @@ impl Norm {
             );
             return Err(Error::InvalidUse { what: "norm".into(), reason });
         }
+        if fusion.scaled && !fusion.residual {
+            let reason = "a factor of the residual stream needs the stream".into();
+            return Err(Error::InvalidUse { what: "norm".into(), reason });
+        }
         Ok(Self { fusion, n, epsilon, plan, pipeline: variant(fusion, plan).pipeline(device)? })
     }
 
@@ -109,6 +117,11 @@ impl Norm {
             || operands.residual.is_some() != self.fusion.residual
         {
             return wrong("post_weight and residual must be given if and only if the fusion has them");
+        }
+        if operands.residual_scale.is_some() != self.fusion.scaled
+            || !as_long(operands.residual_scale.as_ref(), 4)
+        {
+            return wrong("residual_scale, one f32, must be given if and only if the fusion has it");
         }
         if operands.rows.is_some() != self.fusion.gather
             || !as_long(operands.rows.as_ref(), y.columns as u64 * 4)
@@ -176,6 +189,7 @@ impl Norm {
                     epsilon: self.epsilon,
                     plane_words: (y.stride() * y.columns / 4) as u32,
                     partial_weights: optional(&operands.partial_weights),
+                    residual_scale: optional(&operands.residual_scale),
                 };
                 recorder.dispatch(name, &self.pipeline, [y.columns as u32, 1, 1], &push)
             }};
@@ -197,11 +211,15 @@ impl Fusion {
 }
 
 fn variant(fusion: Fusion, plan: Plan) -> Variant {
-    let Fusion { post_norm, residual, output, gather, partials, weighted } = fusion;
+    let Fusion { post_norm, residual, scaled, output, gather, partials, weighted } = fusion;
     let label = format!(
-        "{}{}{}{}{} {} threads{}",
+        "{}{}norm{}{}{} {} threads{}",
         if post_norm { "post-norm + " } else { "" },
-        if residual { "residual + norm" } else { "norm" },
+        match (residual, scaled) {
+            (true, true) => "scaled residual + ",
+            (true, false) => "residual + ",
+            (false, _) => "",
+        },
         if output == Activations::F32 { String::new() } else { format!(" → {output}") },
         if gather { ", gathered" } else { "" },
         match (partials, weighted) {
@@ -223,9 +241,11 @@ fn variant(fusion: Fusion, plan: Plan) -> Variant {
             vec4s_per_thread,
             partials,
             weighted,
+            scaled,
         };
         return Variant::new(label, norm_registers::TIERS, plan.tier, &constants, plan.subgroup);
     }
-    let constants = norm::Constants { threads, post_norm, residual, output, gather, partials, weighted };
+    let constants =
+        norm::Constants { threads, post_norm, residual, output, gather, partials, weighted, scaled };
     Variant::new(label, norm::TIERS, plan.tier, &constants, plan.subgroup)
 }

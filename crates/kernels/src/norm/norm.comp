@@ -4,10 +4,11 @@
 // RMSNorm with residual add, one workgroup per output row:
 //
 //   t = POST_NORM ? rmsnorm(x) · post_weight : x
-//   r = RESIDUAL  ? residual + t             : t      (written back to residual)
+//   r = RESIDUAL  ? (residual + t) · s       : t      (written back to residual; s = 1 unless SCALED)
 //   y = rmsnorm(r) · weight                           (f32, f16, int8 with 32 values per scale, int16 with 16)
 //
-// Neither: a plain norm. RESIDUAL alone: Llama. Both: Gemma 3, whose sublayers end with their own norm.
+// Neither: a plain norm. RESIDUAL alone: Llama. Both: Gemma 3, whose sublayers end with their own norm. SCALED:
+// Gemma 4, whose layers end with a factor of their own.
 #include "common.glsl"
 
 layout(local_size_x_id = 0) in;
@@ -22,6 +23,8 @@ layout(constant_id = 4) const bool GATHER = false;
 layout(constant_id = 5) const uint PARTIALS = 1;
 // Partial sums are multiplied by weights of their own: the outputs of a row's experts.
 layout(constant_id = 6) const bool WEIGHTED = false;
+// The residual stream is multiplied by a factor after the add.
+layout(constant_id = 7) const bool SCALED = false;
 
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Floats { float data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Active { uint rows; };
@@ -49,6 +52,8 @@ layout(push_constant, scalar) uniform Push {
     uint plane_words;
     // Per row of x, the weights of its partial sums.
     Floats partial_weights;
+    // One float.
+    Floats residual_scale;
 } push;
 
 #include "reduce.glsl"
@@ -128,6 +133,7 @@ void main() {
     }
 
     float squares = 0.0;
+    float residual_scale = SCALED ? push.residual_scale.data[0] : 1.0;
     for (uint first = thread * THREAD_VALUES; first < push.n; first += stride) {
         for (uint j = 0; j < THREAD_VALUES; j++) {
             uint i = first + j;
@@ -137,6 +143,9 @@ void main() {
             }
             if (RESIDUAL) {
                 value += push.residual.data[base + i];
+                if (SCALED) {
+                    value *= residual_scale;
+                }
                 push.residual.data[base + i] = value;
             }
             squares += value * value;

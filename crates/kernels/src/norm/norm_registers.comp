@@ -18,6 +18,8 @@ layout(constant_id = 5) const uint VEC4S_PER_THREAD = 1;
 layout(constant_id = 6) const uint PARTIALS = 1;
 // Partial sums are multiplied by weights of their own: the outputs of a row's experts.
 layout(constant_id = 7) const bool WEIGHTED = false;
+// The residual stream is multiplied by a factor after the add.
+layout(constant_id = 8) const bool SCALED = false;
 
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Floats4 { vec4 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Floats { float data[]; };
@@ -47,6 +49,8 @@ layout(push_constant, scalar) uniform Push {
     uint plane_words;
     // Per row of x, the weights of its partial sums.
     Floats partial_weights;
+    // One float.
+    Floats residual_scale;
 } push;
 
 #include "int16.glsl"
@@ -159,6 +163,7 @@ void main() {
             post_weight[j] = push.post_weight.data[i];
         }
     }
+    float residual_scale = SCALED ? push.residual_scale.data[0] : 1.0;
     // The list entry of an inactive row need not be a valid index.
     if (GATHER && row >= active_rows) {
         return;
@@ -203,6 +208,9 @@ void main() {
     [[unroll]] for (uint j = 0; j < VEC4S_PER_THREAD; j++) {
         if (RESIDUAL) {
             value[j] += before[j];
+            if (SCALED) {
+                value[j] *= residual_scale;
+            }
         }
         squares += dot(value[j], value[j]);
     }

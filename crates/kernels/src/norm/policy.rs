@@ -98,7 +98,8 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
         // Products on cooperative matrices may write partial sums.
         let partials = if output == Activations::F16 && post_norm && residual { 8 } else { 1 };
         for (gather, partials) in [(false, 1), (true, 1), (false, partials), (true, partials)] {
-            let fusion = Fusion { post_norm, residual, output, gather, partials, weighted: false };
+            let fusion =
+                Fusion { post_norm, residual, scaled: false, output, gather, partials, weighted: false };
             let new = variant(fusion, at_tier(caps, n, fusion, tier));
             let same =
                 |known: &Variant| known.shader.name == new.shader.name && known.constants == new.constants;
@@ -123,9 +124,19 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
     // Qwen 3 MoE: the outputs of eight experts.
     for output in [Activations::F32, Activations::Int16, Activations::F16] {
         for gather in [false, true] {
-            let fusion =
-                Fusion { post_norm: false, residual: true, output, gather, partials: 8, weighted: true };
+            let fusion = Fusion {
+                post_norm: false,
+                residual: true,
+                scaled: false,
+                output,
+                gather,
+                partials: 8,
+                weighted: true,
+            };
             list.push(variant(fusion, at_tier(caps, 2048, fusion, best)));
+            // Gemma 4.
+            let fusion = Fusion { post_norm: true, scaled: true, partials: 1, weighted: false, ..fusion };
+            list.push(variant(fusion, at_tier(caps, 2816, fusion, best)));
         }
     }
     list

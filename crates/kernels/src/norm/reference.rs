@@ -8,6 +8,8 @@ pub struct Inputs<'a> {
     pub post_weight: Option<&'a [f32]>,
     /// The residual stream.
     pub residual: Option<&'a [f32]>,
+    /// Factor of the residual stream after the add.
+    pub residual_scale: Option<f32>,
     /// Weight of the norm.
     pub weight: &'a [f32],
     /// Added to the mean square.
@@ -26,7 +28,7 @@ pub fn norm(inputs: &Inputs<'_>) -> (Vec<f64>, Vec<f64>) {
         }
         if let Some(stream) = inputs.residual {
             for (value, before) in values.iter_mut().zip(&stream[row * n..]) {
-                *value += f64::from(*before);
+                *value = (*value + f64::from(*before)) * f64::from(inputs.residual_scale.unwrap_or(1.0));
             }
         }
         y.extend(rms_norm(&values, inputs.weight, inputs.epsilon));

@@ -6,6 +6,7 @@ use crate::{Activations, Vectors, case::arena};
 const PLAIN: Fusion = Fusion {
     post_norm: false,
     residual: false,
+    scaled: false,
     output: Activations::F32,
     gather: false,
     partials: 1,
@@ -90,6 +91,7 @@ fn invalid_operands_are_rejected() {
             partial_weights: None,
             post_weight,
             residual,
+            residual_scale: None,
             weight,
             active: active.clone(),
             rows,
@@ -104,4 +106,35 @@ fn invalid_operands_are_rejected() {
         .expect_err("a weight that does not start at a multiple of 16");
     record(x.view(), weight.view(), &Vectors::int16(&mut arena, "y", 64, 2).unwrap()).expect_err("int16");
     record(x.view(), weight.view(), &Vectors::f32(&mut arena, "y", 64, 3).unwrap()).expect_err("a short x");
+}
+
+#[test]
+fn a_residual_scale_goes_with_its_fusion() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let mut arena = arena(&device);
+    let rows = arena.buffer("rows", 64 * 4).unwrap().view();
+    let factor = arena.buffer("factor", 4).unwrap().view();
+    let active = arena.buffer("active", 4).unwrap().view();
+    let y = Vectors::f32(&mut arena, "y", 64, 1).unwrap();
+    let mut recorder = device.recorder().unwrap();
+    for scaled in [false, true] {
+        let kernel = Norm::new(&device, Fusion { residual: true, scaled, ..PLAIN }, 64, 1e-6).unwrap();
+        let mut record = |residual_scale| {
+            let operands = Operands {
+                x: rows.clone(),
+                partial_weights: None,
+                post_weight: None,
+                residual: Some(rows.clone()),
+                residual_scale,
+                weight: rows.clone(),
+                active: active.clone(),
+                rows: None,
+                y: &y,
+            };
+            kernel.record(&mut recorder, "norm", &operands)
+        };
+        assert_eq!(record(Some(factor.clone())).is_ok(), scaled);
+        assert_eq!(record(None).is_ok(), !scaled);
+    }
+    assert!(Norm::new(&device, Fusion { scaled: true, ..PLAIN }, 64, 1e-6).is_err(), "no residual stream");
 }

@@ -161,6 +161,7 @@ impl<'a> Step<'a> {
                 let added = norm.sublayer.as_ref().map(|sublayer| Prologue::AddAndNorm {
                     partials: self.partials,
                     post_norm: sublayer.weight.is_some(),
+                    scaled: sublayer.residual_scale.is_some(),
                 });
                 (1, Activations::Int16, added.unwrap_or(Prologue::Norm))
             }

@@ -151,16 +151,21 @@ pub(super) fn run(device: &Device, trial: Trial, plan: policy::Plan, caps: &Caps
 /// Products with a prologue or split-K, whose x is in shared memory: rows, K, prologue, epilogue, splits.
 /// A row and a group more than a strip and a quad; the 270M's; gate and up; several quads per split, the
 /// last one shorter.
-const SHARED_X_SHAPES: [(usize, usize, Prologue, Epilogue, u32); 8] = [
+const SHARED_X_SHAPES: [(usize, usize, Prologue, Epilogue, u32); 10] = [
     (17, 160, Prologue::Norm, Epilogue::None, 1),
-    (50, 640, Prologue::AddAndNorm { partials: 1, post_norm: true }, Epilogue::None, 1),
-    (96, 640, Prologue::AddAndNorm { partials: 3, post_norm: true }, Epilogue::Geglu, 1),
-    (64, 1152, Prologue::AddAndNorm { partials: 2, post_norm: true }, Epilogue::Swiglu, 1),
-    (50, 576, Prologue::AddAndNorm { partials: 1, post_norm: false }, Epilogue::None, 1),
-    (96, 1536, Prologue::AddAndNorm { partials: 2, post_norm: false }, Epilogue::Swiglu, 1),
+    (50, 640, Prologue::AddAndNorm { partials: 1, post_norm: true, scaled: false }, Epilogue::None, 1),
+    (96, 640, Prologue::AddAndNorm { partials: 3, post_norm: true, scaled: false }, Epilogue::Geglu, 1),
+    (64, 1152, Prologue::AddAndNorm { partials: 2, post_norm: true, scaled: false }, Epilogue::Swiglu, 1),
+    (50, 576, Prologue::AddAndNorm { partials: 1, post_norm: false, scaled: false }, Epilogue::None, 1),
+    (96, 1536, Prologue::AddAndNorm { partials: 2, post_norm: false, scaled: false }, Epilogue::Swiglu, 1),
+    (50, 640, Prologue::AddAndNorm { partials: 1, post_norm: true, scaled: true }, Epilogue::None, 1),
+    (96, 1152, Prologue::AddAndNorm { partials: 2, post_norm: false, scaled: true }, Epilogue::Geglu, 1),
     (33, 1152, Prologue::None, Epilogue::None, 2),
     (40, 640, Prologue::None, Epilogue::None, 3),
 ];
+
+/// A factor that is no power of two.
+const RESIDUAL_SCALE: f32 = 0.37;
 
 fn shared_x_cases(caps: &Caps, tier: Tier, scheme: Scheme) -> Vec<Case> {
     let mut list = Vec::new();
@@ -220,6 +225,7 @@ pub(super) fn run_with_shared_x(
             let partials =
                 if let Prologue::AddAndNorm { partials, .. } = prologue { partials as usize } else { 0 };
             let post_norm = matches!(prologue, Prologue::AddAndNorm { post_norm: true, .. });
+            let scaled = matches!(prologue, Prologue::AddAndNorm { scaled: true, .. });
             let added: Vec<f32> = (0..k)
                 .map(|i| partial_sums[..partials].iter().map(|partial_sum| partial_sum[i]).sum())
                 .collect();
@@ -229,6 +235,10 @@ pub(super) fn run_with_shared_x(
                     output: arena.buffer_from("sublayer", &partial_sums[..partials].concat())?.view(),
                     weight: match post_norm {
                         true => Some(arena.buffer_from("post weight", &post_weight)?.view()),
+                        false => None,
+                    },
+                    residual_scale: match scaled {
+                        true => Some(arena.buffer_from("residual scale", &[RESIDUAL_SCALE])?.view()),
                         false => None,
                     },
                     stream: Some(stream.buffer.slice(0..k as u64 * 4)?),
@@ -246,6 +256,7 @@ pub(super) fn run_with_shared_x(
                 x: if partials == 0 { &residual } else { &added },
                 post_weight: post_norm.then_some(&post_weight),
                 residual: (partials > 0).then_some(&residual),
+                residual_scale: scaled.then_some(RESIDUAL_SCALE),
                 weight: &weight,
                 epsilon,
             };

@@ -46,6 +46,8 @@ layout(constant_id = 13) const bool WIDE_SUBGROUPS = false;
 // Experts: a workgroup multiplies one pair of a row and an expert. As many pairs share a column of x. 0 where there are
 // no experts.
 layout(constant_id = 14) const uint PAIRS_PER_X = 0;
+// The prologue multiplies the residual stream by a factor after adding to it.
+layout(constant_id = 15) const bool RESIDUAL_SCALED = false;
 
 #include "weights.glsl"
 #include "gated.glsl"
@@ -86,7 +88,7 @@ layout(push_constant, scalar) uniform Push {
     uint writes_stream;
     // Columns of x.
     uint x_columns;
-    // The expert of each pair.
+    // The expert of each pair; for a prologue, one float: the factor of the residual stream.
     Words experts;
 } push;
 

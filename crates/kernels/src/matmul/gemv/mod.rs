@@ -67,6 +67,8 @@ pub struct Sublayer {
     pub output: View,
     /// Weight of the norm of their sum, if it has one.
     pub weight: Option<View>,
+    /// One f32: the factor of the stream after the addition, if it has one.
+    pub residual_scale: Option<View>,
     /// Destination of the stream after the addition, if this product writes it: not the source, which other
     /// workgroups still read.
     pub stream: Option<View>,
@@ -195,16 +197,17 @@ impl Gemv {
         }
         let (mut values, mut x_scales) = (Address::NONE, Address::NONE);
         let [mut residual, mut sublayer, mut post_weight, mut weight] = [const { Address::NONE }; 4];
-        let mut stream = None;
+        let (mut stream, mut factor) = (None, Address::NONE);
         let mut epsilon = 0.0;
         match x {
             Source::Vectors(x) => (values, x_scales) = addresses(x),
             Source::Norm(norm) => {
                 (residual, weight) = (norm.residual.clone().into(), norm.weight.clone().into());
                 epsilon = norm.epsilon;
-                if let Some(Sublayer { output, weight, stream: to }) = &norm.sublayer {
+                if let Some(Sublayer { output, weight, residual_scale, stream: to }) = &norm.sublayer {
                     sublayer = output.clone().into();
                     post_weight = weight.clone().map_or(Address::NONE, Address::from);
+                    factor = residual_scale.clone().map_or(Address::NONE, Address::from);
                     stream = to.clone();
                 }
             }
@@ -235,7 +238,8 @@ impl Gemv {
                 y_low: if splits > 1 { target.stride as u32 } else { (target.y.len() / 8) as u32 },
                 epsilon,
                 x_columns: columns as u32,
-                experts: Address::NONE,
+                // Products over experts have no prologue.
+                experts: factor.clone(),
             };
             recorder.dispatch(name, &self.pipeline, [self.groups(&block.layout), 1, 1], &push)?;
         }
@@ -321,12 +325,15 @@ impl Norm {
             && is_row(&self.weight)
             && match (&self.sublayer, prologue) {
                 (None, Prologue::Norm) => true,
-                (Some(sublayer), Prologue::AddAndNorm { partials, post_norm }) => {
+                (Some(sublayer), Prologue::AddAndNorm { partials, post_norm, scaled }) => {
                     let has_partials =
                         sublayer.output.len() >= row * u64::from(partials) && aligned(&sublayer.output);
                     let weight = &sublayer.weight;
                     let has_weight = weight.is_some() == post_norm && weight.as_ref().is_none_or(is_row);
-                    has_partials && has_weight && sublayer.stream.as_ref().is_none_or(is_row)
+                    let scale = &sublayer.residual_scale;
+                    let has_scale =
+                        scale.is_some() == scaled && scale.as_ref().is_none_or(|scale| scale.len() >= 4);
+                    has_partials && has_weight && has_scale && sublayer.stream.as_ref().is_none_or(is_row)
                 }
                 _ => false,
             }
@@ -342,8 +349,8 @@ fn variant(shape: &Shape, plan: Plan, experts: Option<ExpertColumns>) -> Variant
     let (prologue, sublayer_partials) = match prologue {
         Prologue::None => (0, 1),
         Prologue::Norm => (1, 1),
-        Prologue::AddAndNorm { partials, post_norm: true } => (2, partials),
-        Prologue::AddAndNorm { partials, post_norm: false } => (3, partials),
+        Prologue::AddAndNorm { partials, post_norm: true, .. } => (2, partials),
+        Prologue::AddAndNorm { partials, post_norm: false, .. } => (3, partials),
     };
     let shared_x_quads = if plan.x_in_shared { shape.quads_per_split() } else { 0 };
     let constants = Constants {
@@ -361,14 +368,17 @@ fn variant(shape: &Shape, plan: Plan, experts: Option<ExpertColumns>) -> Variant
         sublayer_partials,
         teams: plan.teams,
         wide_subgroups: matches!(plan.subgroup, Subgroup::Exactly(size) if size >= 16),
+        residual_scaled: matches!(shape.prologue, Prologue::AddAndNorm { scaled: true, .. }),
         pairs_per_x: experts.map_or(0, |experts| experts.per_x as u32),
     };
     let mut label = format!("{scheme} × {activations}, {columns} col");
     match shape.prologue {
         Prologue::None => (),
         Prologue::Norm => label += ", prologue norm",
-        Prologue::AddAndNorm { partials, post_norm } => {
-            label += &format!(", prologue {}add {partials} + norm", if post_norm { "norm + " } else { "" });
+        Prologue::AddAndNorm { partials, post_norm, scaled } => {
+            let (norm, scale) =
+                (if post_norm { "norm + " } else { "" }, if scaled { " + scale" } else { "" });
+            label += &format!(", prologue {norm}add {partials}{scale} + norm");
         }
     }
     if shared_x_quads > 0 {

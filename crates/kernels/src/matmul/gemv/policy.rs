@@ -60,6 +60,9 @@ pub enum Prologue {
         partials: u32,
         /// The sublayer's output has its own norm (Gemma 3).
         post_norm: bool,
+        /// The stream is multiplied by a factor after the addition (Gemma 4).
+        #[serde(default)]
+        scaled: bool,
     },
 }
 
@@ -482,10 +485,12 @@ fn with_prologues(caps: &Caps, shape: Shape, tier: Tier) -> Vec<Shape> {
     let splits = splits(caps, &shape.weights);
     // Of the shapes above, these read the residual stream; the others read a sublayer's intermediate.
     if x_in_shared && has_prologue(caps, shape.weights.k) && shape.weights.rows > shape.weights.k {
-        let added = |partials, post_norm| Prologue::AddAndNorm { partials, post_norm };
-        // Without the sublayer's norm the code is a subset: one variant is enough.
-        let plain = ((shape.weights.rows, shape.weights.k) == (43008, 5376)).then_some(added(1, false));
-        for prologue in [Prologue::Norm, added(1, true), added(3, true)].into_iter().chain(plain) {
+        let added = |partials, post_norm, scaled| Prologue::AddAndNorm { partials, post_norm, scaled };
+        // Without the sublayer's norm the code is a subset, and a factor adds little: one variant of each is enough.
+        let largest = (shape.weights.rows, shape.weights.k) == (43008, 5376);
+        let few = [added(1, false, false), added(1, true, true)].into_iter().filter(|_| largest);
+        for prologue in [Prologue::Norm, added(1, true, false), added(3, true, false)].into_iter().chain(few)
+        {
             list.push(Shape { prologue, ..shape });
         }
     } else if x_in_shared && splits > 1 && shape.epilogue == Epilogue::None {

@@ -1,5 +1,5 @@
 // Computes x in shared memory: the norm of the residual stream. A sublayer's output may be added to the
-// stream first, with or without its own norm. Every workgroup repeats the work: that is cheaper than a
+// stream first, with or without its own norm, and the stream then multiplied by a factor. Every workgroup repeats the work: that is cheaper than a
 // separate dispatch and the barrier after it.
 //
 // The factor of the last norm is common to all values, so it is left out of x and applied to the sums at the
@@ -79,6 +79,7 @@ float make_x(uint first_quad, uint split_quads) {
             post_weight[j] = push.post_weight.data[i];
         }
     }
+    float residual_scale = RESIDUAL_SCALED ? uintBitsToFloat(push.experts.data[0]) : 1.0;
     [[unroll]] for (uint j = 0; j < PER_THREAD; j++) {
         if (thread + j * THREADS >= k_quarters) {
             stream[j] = vec4(0.0);
@@ -99,6 +100,11 @@ float make_x(uint first_quad, uint split_quads) {
     } else if (ADDS) {
         [[unroll]] for (uint j = 0; j < PER_THREAD; j++) {
             stream[j] += sublayer[j];
+        }
+    }
+    if (RESIDUAL_SCALED) {
+        [[unroll]] for (uint j = 0; j < PER_THREAD; j++) {
+            stream[j] *= residual_scale;
         }
     }
     float partial = subgroup_squares(stream);

@@ -57,7 +57,7 @@ fn plans_of_larger_gpus_match_the_reference() {
 #[test]
 fn teams_share_the_x_of_their_prologue() {
     let Some(device) = testkit::cpu_device() else { return };
-    let norm = Prologue::AddAndNorm { partials: 2, post_norm: true };
+    let norm = Prologue::AddAndNorm { partials: 2, post_norm: true, scaled: false };
     for (threads, teams, strips, groups) in [(128, 2, 2, 3), (256, 4, 2, 2), (96, 1, 2, 1)] {
         let base = policy::plan(
             device.caps(),
@@ -293,6 +293,35 @@ fn invalid_operands_are_rejected() {
     kernel.record(&mut recorder, "f32 for int16", &w, Source::Vectors(&x), &target(&y.view())).unwrap_err();
     let int8 = crate::Vectors::int8(&mut arena, "y", 64, 1).unwrap();
     assert!(Target::vectors(&int8).is_err(), "int8 output");
+}
+
+#[test]
+fn a_residual_scale_goes_with_its_prologue() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let mut arena = crate::case::arena(&device);
+    let weights = Layout::new(Scheme::Int8, 32, 64).unwrap();
+    let w = crate::Matrix::allocate(&mut arena, "w", weights, device.caps()).unwrap();
+    let row = arena.buffer("row", 64 * 4).unwrap().view();
+    let y = arena.buffer("y", 32 * 4).unwrap();
+    let mut recorder = device.recorder().unwrap();
+    for scaled in [false, true] {
+        let prologue = Prologue::AddAndNorm { partials: 1, post_norm: false, scaled };
+        let shape = Shape { prologue, ..Shape::plain(weights, 1, Activations::Int16) };
+        let kernel = super::Gemv::new(&device, shape).unwrap();
+        let mut record = |residual_scale| {
+            let sublayer =
+                super::Sublayer { output: row.clone(), weight: None, residual_scale, stream: None };
+            let norm = super::Norm {
+                sublayer: Some(sublayer),
+                residual: row.clone(),
+                weight: row.clone(),
+                epsilon: 1e-6,
+            };
+            kernel.record(&mut recorder, "gemv", &w, Source::Norm(&norm), &Target::contiguous(&y, 32))
+        };
+        assert_eq!(record(Some(row.slice(0..4).unwrap())).is_ok(), scaled);
+        assert_eq!(record(None).is_ok(), !scaled);
+    }
 }
 
 fn buffers(vectors: &crate::Vectors) -> (&gpu::Buffer, &gpu::Buffer) {

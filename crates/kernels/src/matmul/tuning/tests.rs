@@ -78,8 +78,10 @@ fn short_lists_start_with_the_policy_plan() {
 fn short_lists_vary_every_parameter() {
     for caps in [known::h200(), known::radeon_780m()] {
         for (rows, k) in [(43008, 5376), (8192, 5376), (2560, 2048), (13824, 1152)] {
-            let norm =
-                Shape { prologue: Prologue::AddAndNorm { partials: 3, post_norm: true }, ..shape(rows, k) };
+            let norm = Shape {
+                prologue: Prologue::AddAndNorm { partials: 3, post_norm: true, scaled: false },
+                ..shape(rows, k)
+            };
             for shape in [shape(rows, k), norm] {
                 let list = policy::short_list(&caps, &shape);
                 assert!(list[0].x_in_shared);
@@ -109,8 +111,10 @@ fn short_lists_vary_every_parameter() {
 fn subgroups_of_64_are_tried_where_supported() {
     let wide = |plan: &&Plan| plan.subgroup == gpu::Subgroup::Exactly(64);
     for (rows, k) in [(43008, 5376), (8192, 5376), (2560, 2048), (13824, 1152)] {
-        let norm =
-            Shape { prologue: Prologue::AddAndNorm { partials: 3, post_norm: true }, ..shape(rows, k) };
+        let norm = Shape {
+            prologue: Prologue::AddAndNorm { partials: 3, post_norm: true, scaled: false },
+            ..shape(rows, k)
+        };
         for shape in [shape(rows, k), norm] {
             let list = policy::short_list(&known::radeon_780m(), &shape);
             assert_eq!(list.iter().filter(wide).count(), 4, "{rows} × {k}: {list:#?}");
