@@ -547,6 +547,94 @@ pub mod attention_paged {
     pub static TIERS: &[(u32, &gpu::Shader)] = &[(0, &T0), (1, &T1)];
 }
 
+/// Generated from `src/experts/combine/combine.comp`.
+pub mod combine {
+    /// Push constants of `combine.comp`.
+    #[derive(Clone, Debug)]
+    pub struct Push {
+        /// Read by the shader.
+        pub dense: gpu::Address,
+        /// Read by the shader.
+        pub experts: gpu::Address,
+        /// Read by the shader.
+        pub expert_weights: gpu::Address,
+        /// Read by the shader.
+        pub dense_weight: gpu::Address,
+        /// Read by the shader.
+        pub experts_weight: gpu::Address,
+        /// Written by the shader.
+        pub y: gpu::Address,
+        /// Read by the shader.
+        pub active_rows: gpu::Address,
+        /// `uint` in the shader.
+        pub n: u32,
+        /// `float` in the shader.
+        pub epsilon: f32,
+    }
+
+    impl gpu::PushConstants for Push {
+        const SIZE: u32 = 64;
+
+        fn encode(&self, writer: &mut gpu::PushWriter) {
+            writer.buffer(0, &self.dense, gpu::Access::Read);
+            writer.buffer(8, &self.experts, gpu::Access::Read);
+            writer.buffer(16, &self.expert_weights, gpu::Access::Read);
+            writer.buffer(24, &self.dense_weight, gpu::Access::Read);
+            writer.buffer(32, &self.experts_weight, gpu::Access::Read);
+            writer.buffer(40, &self.y, gpu::Access::Write);
+            writer.buffer(48, &self.active_rows, gpu::Access::Read);
+            writer.word(56, self.n);
+            writer.word(60, self.epsilon.to_bits());
+        }
+    }
+
+    /// Specialisation constants of `combine.comp`.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub struct Constants {
+        /// `THREADS`: `uint`, constant 0.
+        pub threads: u32,
+        /// `VALUES_PER_THREAD`: `uint`, constant 1.
+        pub values_per_thread: u32,
+        /// `DENSE_PARTIALS`: `uint`, constant 2.
+        pub dense_partials: u32,
+        /// `EXPERTS_PER_TOKEN`: `uint`, constant 3.
+        pub experts_per_token: u32,
+    }
+
+    impl Default for Constants {
+        fn default() -> Self {
+            Self { threads: 256, values_per_thread: 1, dense_partials: 1, experts_per_token: 1 }
+        }
+    }
+
+    impl gpu::SpecConstants for Constants {
+        fn values(&self) -> Vec<u32> {
+            vec![self.threads, self.values_per_thread, self.dense_partials, self.experts_per_token]
+        }
+    }
+
+    /// `combine.comp` at tier T0.
+    pub static T0: gpu::Shader = gpu::Shader {
+        name: "combine.t0",
+        spirv: include_bytes!("combine.t0.spv"),
+        push_size: 64,
+        constant_ids: &[0, 1, 2, 3],
+        local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
+    };
+
+    /// `combine.comp` at tier T1.
+    pub static T1: gpu::Shader = gpu::Shader {
+        name: "combine.t1",
+        spirv: include_bytes!("combine.t1.spv"),
+        push_size: 64,
+        constant_ids: &[0, 1, 2, 3],
+        local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
+    };
+
+    /// All tiers of `combine.comp`, lowest first.
+    pub static TIERS: &[(u32, &gpu::Shader)] = &[(0, &T0), (1, &T1)];
+}
+
 /// Generated from `src/matmul/coopmat/coopmat_direct.comp`.
 pub mod coopmat_direct {
     /// Push constants of `coopmat_direct.comp`.

@@ -90,6 +90,7 @@ pub static ALL: &[&Kernel] = &[
     &attention::paged::KERNEL,
     &attention::rope::KERNEL,
     &embed::KERNEL,
+    &experts::combine::KERNEL,
     &experts::group::KERNEL,
     &experts::router::KERNEL,
     &matmul::coopmat::KERNEL,

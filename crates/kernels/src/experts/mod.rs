@@ -5,6 +5,7 @@
 //! multiply several columns at once take columns of one expert at a time, as [`group`] sorts them. Everything happens on
 //! the GPU: which experts a step takes is never known to the host.
 
+pub mod combine;
 pub mod group;
 pub mod router;
 

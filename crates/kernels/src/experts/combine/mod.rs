@@ -1,0 +1,153 @@
+//! The output of a dense block and that of experts beside it, each normed, added up (Gemma 4).
+
+mod cases;
+pub mod reference;
+#[cfg(test)]
+mod tests;
+
+use gpu::{Caps, Device, Error, Pipeline, Recorder, Result, Subgroup, Tier, View};
+
+use crate::{
+    Kernel,
+    shaders::combine::{Constants, Push, TIERS},
+    variant::Variant,
+};
+
+/// Registration for the self-test and the compile checks.
+pub static KERNEL: Kernel = Kernel {
+    name: "combine",
+    about: "sum of a dense block and experts, each normed",
+    variants,
+    cases: cases::cases,
+};
+
+/// The rows of both blocks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Shape {
+    /// Length of a row.
+    pub n: usize,
+    /// Split-K partial sums of the dense block's output, at least 1.
+    pub dense_partials: u32,
+    /// Experts per token: the partial sums of theirs.
+    pub per_token: u32,
+    /// Epsilon of the norms.
+    pub epsilon: f32,
+}
+
+/// The kernel for one shape.
+pub struct Combine {
+    shape: Shape,
+    pipeline: Pipeline,
+}
+
+/// The buffers of one call, all f32 except `active`.
+pub struct Operands {
+    /// `[row][partial sum][n]`: the dense block's output.
+    pub dense: View,
+    /// `[row][expert][n]`: the experts' outputs.
+    pub experts: View,
+    /// `[row][expert]`: their weights.
+    pub expert_weights: View,
+    /// Weight of the dense block's norm.
+    pub dense_norm: View,
+    /// Weight of the experts' norm.
+    pub experts_norm: View,
+    /// One u32: the number of active rows.
+    pub active: View,
+    /// `[row][n]`, written.
+    pub y: View,
+}
+
+impl Combine {
+    /// Compiles the kernel.
+    pub fn new(device: &Device, shape: Shape) -> Result<Self> {
+        Self::at_tier(device, shape, best_tier(device.caps()))
+    }
+
+    fn at_tier(device: &Device, shape: Shape, tier: Tier) -> Result<Self> {
+        let caps = device.caps();
+        if shape.n == 0 || shape.n > max_length(caps) || shape.dense_partials == 0 || shape.per_token == 0 {
+            let reason =
+                format!("{shape:?}: n must be from 1 to {}, the others at least 1", max_length(caps));
+            return Err(Error::InvalidUse { what: "combine".into(), reason });
+        }
+        Ok(Self { shape, pipeline: variant(caps, &shape, tier).pipeline(device)? })
+    }
+
+    /// Records the kernel for up to `rows` rows.
+    pub fn record(
+        &self,
+        recorder: &mut Recorder,
+        name: &str,
+        rows: usize,
+        operands: &Operands,
+    ) -> Result<()> {
+        let Shape { n, dense_partials, per_token, epsilon } = self.shape;
+        let Operands { dense, experts, expert_weights, dense_norm, experts_norm, active, y } = operands;
+        let lengths = [
+            ("dense", dense, rows * dense_partials as usize * n),
+            ("experts", experts, rows * per_token as usize * n),
+            ("expert_weights", expert_weights, rows * per_token as usize),
+            ("dense_norm", dense_norm, n),
+            ("experts_norm", experts_norm, n),
+            ("active", active, 1),
+            ("y", y, rows * n),
+        ];
+        if let Some((buffer, view, words)) =
+            lengths.iter().find(|(_, view, words)| view.len() < *words as u64 * 4)
+        {
+            let reason = format!("{buffer} has {} bytes, but {} are needed", view.len(), words * 4);
+            return Err(Error::InvalidUse { what: name.to_string(), reason });
+        }
+        let push = Push {
+            dense: dense.clone().into(),
+            experts: experts.clone().into(),
+            expert_weights: expert_weights.clone().into(),
+            dense_weight: dense_norm.clone().into(),
+            experts_weight: experts_norm.clone().into(),
+            y: y.clone().into(),
+            active_rows: active.clone().into(),
+            n: n as u32,
+            epsilon,
+        };
+        recorder.dispatch(name, &self.pipeline, [rows as u32, 1, 1], &push)
+    }
+}
+
+fn best_tier(caps: &Caps) -> Tier {
+    if caps.tier() >= Some(Tier::T1) { Tier::T1 } else { Tier::T0 }
+}
+
+/// Maximum values per thread: more would not fit the registers.
+const MAX_VALUES_PER_THREAD: usize = 16;
+
+/// Threads per workgroup, a power of two.
+fn threads(caps: &Caps) -> u32 {
+    1 << 512.min(caps.max_threads).ilog2()
+}
+
+fn max_length(caps: &Caps) -> usize {
+    threads(caps) as usize * MAX_VALUES_PER_THREAD
+}
+
+fn variant(caps: &Caps, shape: &Shape, tier: Tier) -> Variant {
+    let threads = threads(caps);
+    let values_per_thread = shape.n.div_ceil(threads as usize) as u32;
+    let constants = Constants {
+        threads,
+        values_per_thread,
+        dense_partials: shape.dense_partials,
+        experts_per_token: shape.per_token,
+    };
+    let label = format!(
+        "{} values, {} + {} partials, {threads} threads",
+        shape.n, shape.dense_partials, shape.per_token
+    );
+    Variant::new(label, TIERS, tier, &constants, Subgroup::Any)
+}
+
+/// Gemma 4 26B-A4B, with and without split-K.
+fn variants(caps: &Caps) -> Vec<Variant> {
+    let shape = |dense_partials| Shape { n: 2816, dense_partials, per_token: 8, epsilon: 1e-6 };
+    [1, 4].map(|partials| variant(caps, &shape(partials), best_tier(caps))).into()
+}
