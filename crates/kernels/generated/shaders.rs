@@ -2337,10 +2337,12 @@ pub mod router {
         pub per_token: u32,
         /// `float` in the shader.
         pub epsilon: f32,
+        /// Read by the shader.
+        pub scales: gpu::Address,
     }
 
     impl gpu::PushConstants for Push {
-        const SIZE: u32 = 76;
+        const SIZE: u32 = 88;
 
         fn encode(&self, writer: &mut gpu::PushWriter) {
             writer.buffer(0, &self.x, gpu::Access::Read);
@@ -2355,6 +2357,7 @@ pub mod router {
             writer.word(64, self.experts);
             writer.word(68, self.per_token);
             writer.word(72, self.epsilon.to_bits());
+            writer.buffer(80, &self.scales, gpu::Access::Read);
         }
     }
 
@@ -2371,17 +2374,26 @@ pub mod router {
         pub max_experts: u32,
         /// `RENORMALIZE`: `bool`, constant 4.
         pub renormalize: bool,
+        /// `SCALED`: `bool`, constant 5.
+        pub scaled: bool,
     }
 
     impl Default for Constants {
         fn default() -> Self {
-            Self { threads: 256, expert_tile: 4, rows: 1, max_experts: 512, renormalize: true }
+            Self { threads: 256, expert_tile: 4, rows: 1, max_experts: 512, renormalize: true, scaled: false }
         }
     }
 
     impl gpu::SpecConstants for Constants {
         fn values(&self) -> Vec<u32> {
-            vec![self.threads, self.expert_tile, self.rows, self.max_experts, u32::from(self.renormalize)]
+            vec![
+                self.threads,
+                self.expert_tile,
+                self.rows,
+                self.max_experts,
+                u32::from(self.renormalize),
+                u32::from(self.scaled),
+            ]
         }
     }
 
@@ -2389,8 +2401,8 @@ pub mod router {
     pub static T0: gpu::Shader = gpu::Shader {
         name: "router.t0",
         spirv: include_bytes!("router.t0.spv"),
-        push_size: 76,
-        constant_ids: &[0, 1, 2, 3, 4],
+        push_size: 88,
+        constant_ids: &[0, 1, 2, 3, 4, 5],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 
