@@ -3098,6 +3098,64 @@ pub mod score {
     pub static TIERS: &[(u32, &gpu::Shader)] = &[(0, &T0), (1, &T1)];
 }
 
+/// Generated from `src/softcap/softcap.comp`.
+pub mod softcap {
+    /// Push constants of `softcap.comp`.
+    #[derive(Clone, Debug)]
+    pub struct Push {
+        /// Read and written by the shader.
+        pub logits: gpu::Address,
+        /// Read by the shader.
+        pub active_rows: gpu::Address,
+        /// `uint` in the shader.
+        pub n: u32,
+        /// `float` in the shader.
+        pub cap: f32,
+    }
+
+    impl gpu::PushConstants for Push {
+        const SIZE: u32 = 24;
+
+        fn encode(&self, writer: &mut gpu::PushWriter) {
+            writer.buffer(0, &self.logits, gpu::Access::ReadWrite);
+            writer.buffer(8, &self.active_rows, gpu::Access::Read);
+            writer.word(16, self.n);
+            writer.word(20, self.cap.to_bits());
+        }
+    }
+
+    /// Specialisation constants of `softcap.comp`.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub struct Constants {
+        /// `THREADS`: `uint`, constant 0.
+        pub threads: u32,
+    }
+
+    impl Default for Constants {
+        fn default() -> Self {
+            Self { threads: 256 }
+        }
+    }
+
+    impl gpu::SpecConstants for Constants {
+        fn values(&self) -> Vec<u32> {
+            vec![self.threads]
+        }
+    }
+
+    /// `softcap.comp` at tier T0.
+    pub static T0: gpu::Shader = gpu::Shader {
+        name: "softcap.t0",
+        spirv: include_bytes!("softcap.t0.spv"),
+        push_size: 24,
+        constant_ids: &[0],
+        local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
+    };
+
+    /// All tiers of `softcap.comp`, lowest first.
+    pub static TIERS: &[(u32, &gpu::Shader)] = &[(0, &T0)];
+}
+
 /// Generated from `src/transcode/transcode.comp`.
 pub mod transcode {
     /// Push constants of `transcode.comp`.
