@@ -2595,10 +2595,12 @@ pub mod router {
         pub per_token: u32,
         /// `float` in the shader.
         pub epsilon: f32,
+        /// Read by the shader.
+        pub scales: gpu::Address,
     }
 
     impl gpu::PushConstants for Push {
-        const SIZE: u32 = 76;
+        const SIZE: u32 = 88;
 
         fn encode(&self, writer: &mut gpu::PushWriter) {
             writer.buffer(0, &self.x, gpu::Access::Read);
@@ -2613,6 +2615,7 @@ pub mod router {
             writer.word(64, self.experts);
             writer.word(68, self.per_token);
             writer.word(72, self.epsilon.to_bits());
+            writer.buffer(80, &self.scales, gpu::Access::Read);
         }
     }
 
@@ -2629,17 +2632,26 @@ pub mod router {
         pub max_experts: u32,
         /// `RENORMALIZE`: `bool`, constant 4.
         pub renormalize: bool,
+        /// `SCALED`: `bool`, constant 5.
+        pub scaled: bool,
     }
 
     impl Default for Constants {
         fn default() -> Self {
-            Self { threads: 256, expert_tile: 4, rows: 1, max_experts: 512, renormalize: true }
+            Self { threads: 256, expert_tile: 4, rows: 1, max_experts: 512, renormalize: true, scaled: false }
         }
     }
 
     impl gpu::SpecConstants for Constants {
         fn values(&self) -> Vec<u32> {
-            vec![self.threads, self.expert_tile, self.rows, self.max_experts, u32::from(self.renormalize)]
+            vec![
+                self.threads,
+                self.expert_tile,
+                self.rows,
+                self.max_experts,
+                u32::from(self.renormalize),
+                u32::from(self.scaled),
+            ]
         }
     }
 
@@ -2647,8 +2659,8 @@ pub mod router {
     pub static T0: gpu::Shader = gpu::Shader {
         name: "router.t0",
         spirv: include_bytes!("router.t0.spv"),
-        push_size: 76,
-        constant_ids: &[0, 1, 2, 3, 4],
+        push_size: 88,
+        constant_ids: &[0, 1, 2, 3, 4, 5],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 
@@ -3342,6 +3354,64 @@ pub mod score {
 
     /// All tiers of `score.comp`, lowest first.
     pub static TIERS: &[(u32, &gpu::Shader)] = &[(0, &T0), (1, &T1)];
+}
+
+/// Generated from `src/softcap/softcap.comp`.
+pub mod softcap {
+    /// Push constants of `softcap.comp`.
+    #[derive(Clone, Debug)]
+    pub struct Push {
+        /// Read and written by the shader.
+        pub logits: gpu::Address,
+        /// Read by the shader.
+        pub active_rows: gpu::Address,
+        /// `uint` in the shader.
+        pub n: u32,
+        /// `float` in the shader.
+        pub cap: f32,
+    }
+
+    impl gpu::PushConstants for Push {
+        const SIZE: u32 = 24;
+
+        fn encode(&self, writer: &mut gpu::PushWriter) {
+            writer.buffer(0, &self.logits, gpu::Access::ReadWrite);
+            writer.buffer(8, &self.active_rows, gpu::Access::Read);
+            writer.word(16, self.n);
+            writer.word(20, self.cap.to_bits());
+        }
+    }
+
+    /// Specialisation constants of `softcap.comp`.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub struct Constants {
+        /// `THREADS`: `uint`, constant 0.
+        pub threads: u32,
+    }
+
+    impl Default for Constants {
+        fn default() -> Self {
+            Self { threads: 256 }
+        }
+    }
+
+    impl gpu::SpecConstants for Constants {
+        fn values(&self) -> Vec<u32> {
+            vec![self.threads]
+        }
+    }
+
+    /// `softcap.comp` at tier T0.
+    pub static T0: gpu::Shader = gpu::Shader {
+        name: "softcap.t0",
+        spirv: include_bytes!("softcap.t0.spv"),
+        push_size: 24,
+        constant_ids: &[0],
+        local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
+    };
+
+    /// All tiers of `softcap.comp`, lowest first.
+    pub static TIERS: &[(u32, &gpu::Shader)] = &[(0, &T0)];
 }
 
 /// Generated from `src/transcode/transcode.comp`.

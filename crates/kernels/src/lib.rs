@@ -7,7 +7,7 @@
 //! | [`attention`] | RoPE with the KV cache write; decode, paged and flash attention |
 //! | [`matmul`] | GEMV, GEMM, products on cooperative matrices, gated activations, autotuning |
 //! | [`norm`], [`embed`] | RMSNorm with residual add; embedding lookup |
-//! | [`sample`], [`score`] | logits to tokens; logits to negative log-likelihoods |
+//! | [`softcap`], [`sample`], [`score`] | soft cap of logits; logits to tokens; logits to negative log-likelihoods |
 //! | [`transcode`] | weights from a file's encoding to the tiled layout |
 //! | [`mod@bench`] | bandwidth and dispatch probes, random data |
 //!
@@ -71,6 +71,7 @@ pub mod sample;
 pub mod score;
 pub mod selftest;
 pub mod shaders;
+pub mod softcap;
 pub mod transcode;
 mod variant;
 mod vectors;
@@ -103,6 +104,7 @@ pub static ALL: &[&Kernel] = &[
     &per_layer::KERNEL,
     &sample::KERNEL,
     &score::KERNEL,
+    &softcap::KERNEL,
     &transcode::KERNEL,
     &bench::probe::KERNEL,
     &bench::random::KERNEL,

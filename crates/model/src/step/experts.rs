@@ -87,6 +87,7 @@ fn router(model: &Model, experts: &Experts, rows: usize) -> Result<Router> {
         experts: experts.count as usize,
         per_token: experts.per_token as usize,
         renormalize: experts.renormalize,
+        scaled: false,
         epsilon: model.config.rms_norm_eps,
     };
     // The plans of few and of many rows add up in different orders.
@@ -196,6 +197,7 @@ impl<'a> Step<'a> {
         let operands = router::Operands {
             x: scratch.residual.view(),
             w,
+            scales: None,
             active: state.active.clone(),
             scratch: buffers.router.view(),
             chosen: buffers.chosen.view(),

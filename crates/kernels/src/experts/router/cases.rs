@@ -9,8 +9,10 @@ use crate::{
 };
 
 pub(super) fn cases(_: &Caps) -> Vec<Case> {
-    let shape =
-        |k, experts, per_token, renormalize| Shape { k, experts, per_token, renormalize, epsilon: 1e-6 };
+    let shape = |k, experts, per_token, renormalize| {
+        let (scaled, epsilon) = (false, 1e-6);
+        Shape { k, experts, per_token, renormalize, scaled, epsilon }
+    };
     let mut list = Vec::new();
     for rows in [1, 3, 35] {
         for shape in [shape(2048, 128, 8, true), shape(260, 37, 4, false), shape(64, 4, 4, true)] {
@@ -20,14 +22,17 @@ pub(super) fn cases(_: &Caps) -> Vec<Case> {
     list.push(case(260, shape(64, 128, 8, true)));
     list.push(case(2, shape(2816, 512, 16, false)));
     list.push(case(1, shape(128, 1, 1, true)));
+    list.push(case(3, Shape { scaled: true, ..shape(260, 37, 4, true) }));
+    list.push(case(35, Shape { scaled: true, ..shape(2816, 128, 8, true) }));
     list
 }
 
 fn case(rows: usize, shape: Shape) -> Case {
-    let Shape { k, experts, per_token, renormalize, .. } = shape;
+    let Shape { k, experts, per_token, renormalize, scaled, .. } = shape;
     let name = format!(
-        "{per_token} of {experts} experts, {rows} rows of {k}{}",
-        if renormalize { ", renormalised" } else { "" }
+        "{per_token} of {experts} experts, {rows} rows of {k}{}{}",
+        if renormalize { ", renormalised" } else { "" },
+        if scaled { ", scaled" } else { "" }
     );
     Case::new(name, Tier::T0, move |device| run(device, rows, shape))
 }
@@ -37,10 +42,12 @@ fn run(device: &Device, rows: usize, shape: Shape) -> Result<Comparison> {
     let mut random = Random::new((rows * 7 + k + experts) as u64);
     let x: Vec<f32> = (0..rows * k).map(|_| random.signed() * 3.0).collect();
     let w: Vec<f32> = (0..experts * k).map(|_| random.signed() * 0.1).collect();
-    let (mut comparison, chosen, weights) = route(device, shape, &x, &w)?;
+    let scales: Vec<f32> = (0..experts).map(|_| 1.0 + random.signed()).collect();
+    let scales = shape.scaled.then_some(&scales[..]);
+    let (mut comparison, chosen, weights) = route(device, shape, &x, &w, scales)?;
     for row in 0..rows {
         let scores = reference::scores(&shape, &x[row * k..][..k], &w);
-        let want = reference::choose(&shape, &scores);
+        let want = reference::choose(&shape, &scores, scales);
         for (slot, (expert, weight)) in want.into_iter().enumerate() {
             let at = row * shape.per_token + slot;
             let got = chosen[at];
@@ -52,7 +59,7 @@ fn run(device: &Device, rows: usize, shape: Shape) -> Result<Comparison> {
                 &close,
                 &true,
             );
-            let allowed = 2e-5 * weight + 1e-9;
+            let allowed = 2e-5 * weight.abs() + 1e-9;
             comparison.close(|| format!("weight {slot} of row {row}"), weights[at].into(), weight, allowed);
         }
     }
@@ -65,6 +72,7 @@ pub(super) fn route(
     shape: Shape,
     x: &[f32],
     w: &[f32],
+    scales: Option<&[f32]>,
 ) -> Result<(Comparison, Vec<u32>, Vec<f32>)> {
     let rows = x.len() / shape.k;
     let kernel = Router::with_plan(device, shape, policy::plan(device.caps(), rows))?;
@@ -75,6 +83,10 @@ pub(super) fn route(
     let operands = Operands {
         x: arena.buffer_from("x", &[x, &inactive].concat())?.view(),
         w: arena.buffer_from("w", w)?.view(),
+        scales: match scales {
+            Some(scales) => Some(arena.buffer_from("scales", scales)?.view()),
+            None => None,
+        },
         active: arena.buffer_from("active", &[rows as u32])?.view(),
         scratch: arena
             .buffer_from("scratch", &vec![0_u32; kernel.scratch_bytes(rows + 1).div_ceil(4) as usize])?

@@ -6,7 +6,7 @@ pub mod reference;
 #[cfg(test)]
 mod tests;
 
-use gpu::{Device, Error, Pipeline, Recorder, Result, View};
+use gpu::{Address, Device, Error, Pipeline, Recorder, Result, View};
 
 use crate::{
     Kernel,
@@ -34,6 +34,8 @@ pub struct Shape {
     pub per_token: usize,
     /// Whether the weights of a row's experts add up to 1; otherwise those of all experts do.
     pub renormalize: bool,
+    /// Whether the weights are multiplied by a factor per expert (Gemma 4).
+    pub scaled: bool,
     /// Added to the mean square of a row.
     pub epsilon: f32,
 }
@@ -49,6 +51,8 @@ pub struct Operands {
     pub x: View,
     /// f32, `[expert][k]`, each multiplied by the norm's weight.
     pub w: View,
+    /// f32 per expert: the factors of the chosen experts' weights, if the shape has them.
+    pub scales: Option<View>,
     /// One u32: the number of active rows. The experts of the others are [`super::NO_EXPERT`].
     pub active: View,
     /// Scratch memory: [`Router::scratch_bytes`], initially zero.
@@ -85,7 +89,7 @@ impl Router {
             );
             return Err(Error::InvalidUse { what: "router".into(), reason });
         }
-        Ok(Self { shape, plan, pipeline: variant(plan, shape.renormalize).pipeline(device)? })
+        Ok(Self { shape, plan, pipeline: variant(plan, shape.renormalize, shape.scaled).pipeline(device)? })
     }
 
     /// Scratch memory for this many rows: a counter per tile of rows, and the scores.
@@ -105,11 +109,12 @@ impl Router {
         rows: usize,
         operands: &Operands,
     ) -> Result<()> {
-        let Operands { x, w, active, scratch, chosen, weights } = operands;
+        let Operands { x, w, scales, active, scratch, chosen, weights } = operands;
         let Shape { k, experts, per_token, epsilon, .. } = self.shape;
         let too_short = |view: &View, words: usize| view.len() < words as u64 * 4;
         let short = too_short(x, rows * k)
             || too_short(w, experts * k)
+            || scales.as_ref().is_some_and(|scales| too_short(scales, experts))
             || too_short(active, 1)
             || too_short(chosen, rows * per_token)
             || too_short(weights, rows * per_token)
@@ -119,6 +124,10 @@ impl Router {
                 "an operand is too short for {rows} rows, {per_token} of {experts} experts and {k} values, or x or w is not \
                  aligned to 16 bytes"
             );
+            return Err(Error::InvalidUse { what: name.to_string(), reason });
+        }
+        if scales.is_some() != self.shape.scaled {
+            let reason = "scales must be given if and only if the shape has them".into();
             return Err(Error::InvalidUse { what: name.to_string(), reason });
         }
         let counters = self.counter_bytes(rows);
@@ -135,6 +144,7 @@ impl Router {
             experts: experts as u32,
             per_token: per_token as u32,
             epsilon,
+            scales: scales.clone().map_or(Address::NONE, Address::from),
         };
         let groups =
             [(experts as u32).div_ceil(self.plan.expert_tile), (rows as u32).div_ceil(self.plan.rows), 1];
@@ -142,12 +152,14 @@ impl Router {
     }
 }
 
-fn variant(plan: Plan, renormalize: bool) -> Variant {
+fn variant(plan: Plan, renormalize: bool, scaled: bool) -> Variant {
     let Plan { tier, threads, expert_tile, rows, subgroup } = plan;
-    let constants = Constants { threads, expert_tile, rows, max_experts: MAX_EXPERTS as u32, renormalize };
+    let constants =
+        Constants { threads, expert_tile, rows, max_experts: MAX_EXPERTS as u32, renormalize, scaled };
     let label = format!(
-        "{threads} threads, {expert_tile} experts × {rows} rows{}",
-        if renormalize { ", renormalised" } else { "" }
+        "{threads} threads, {expert_tile} experts × {rows} rows{}{}",
+        if renormalize { ", renormalised" } else { "" },
+        if scaled { ", scaled" } else { "" }
     );
     Variant::new(label, TIERS, tier, &constants, subgroup)
 }

@@ -50,5 +50,7 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
     let plans = [1, SEVERAL_ROWS, MANY_ROWS].map(|rows| plan(caps, rows));
     let mut plans = plans.to_vec();
     plans.dedup();
-    plans.into_iter().flat_map(|plan| [true, false].map(|renormalize| variant(plan, renormalize))).collect()
+    let choices = [(true, false), (false, false), (true, true)];
+    let of_plan = |plan| choices.map(|(renormalize, scaled)| variant(plan, renormalize, scaled));
+    plans.into_iter().flat_map(of_plan).collect()
 }

@@ -10,8 +10,8 @@ pub fn scores(shape: &Shape, x: &[f32], w: &[f32]) -> Vec<f64> {
     w.chunks(shape.k).map(|w| dot(w) * factor).collect()
 }
 
-/// The chosen experts with their weights, by decreasing weight.
-pub fn choose(shape: &Shape, scores: &[f64]) -> Vec<(u32, f64)> {
+/// The chosen experts with their weights, by decreasing weight before `scales` per expert are applied.
+pub fn choose(shape: &Shape, scores: &[f64], scales: Option<&[f32]>) -> Vec<(u32, f64)> {
     let mut order: Vec<usize> = (0..scores.len()).collect();
     order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
     let largest = scores[order[0]];
@@ -21,5 +21,6 @@ pub fn choose(shape: &Shape, scores: &[f64]) -> Vec<(u32, f64)> {
         true => chosen.iter().map(|expert| exponential(*expert)).sum(),
         false => (0..scores.len()).map(exponential).sum(),
     };
-    chosen.iter().map(|expert| (*expert as u32, exponential(*expert) / sum)).collect()
+    let scale = |expert: usize| scales.map_or(1.0, |scales| f64::from(scales[expert]));
+    chosen.iter().map(|expert| (*expert as u32, exponential(*expert) / sum * scale(*expert))).collect()
 }

@@ -18,8 +18,11 @@ layout(constant_id = 2) const uint ROWS = 1;
 layout(constant_id = 3) const uint MAX_EXPERTS = 512;
 // Divide by the sum over the chosen experts instead of all.
 layout(constant_id = 4) const bool RENORMALIZE = true;
+// Multiply the weights of the chosen experts by factors of their own.
+layout(constant_id = 5) const bool SCALED = false;
 
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Floats4 { vec4 data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Floats { float data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Active { uint rows; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) coherent buffer Scores { float data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) coherent buffer Counters { uint data[]; };
@@ -40,6 +43,8 @@ layout(push_constant, scalar) uniform Push {
     uint experts;
     uint per_token;
     float epsilon;
+    // Per expert.
+    Floats scales;
 } push;
 
 // Threads per expert.
@@ -140,7 +145,8 @@ void choose(uint row, uint thread) {
         }
         uint expert = by_rank[thread];
         push.chosen.data[row * push.per_token + thread] = expert;
-        push.weights.data[row * push.per_token + thread] = exponentials[expert] / sum;
+        float weight = exponentials[expert] / sum;
+        push.weights.data[row * push.per_token + thread] = SCALED ? weight * push.scales.data[expert] : weight;
     }
     // The next row overwrites them.
     barrier();

@@ -2,7 +2,8 @@ use gpu::known;
 
 use super::{MAX_EXPERTS, Router, Shape, cases, policy};
 
-const SHAPE: Shape = Shape { k: 8, experts: 4, per_token: 2, renormalize: true, epsilon: 1e-6 };
+const SHAPE: Shape =
+    Shape { k: 8, experts: 4, per_token: 2, renormalize: true, scaled: false, epsilon: 1e-6 };
 
 #[test]
 fn all_cases_on_the_cpu_driver() {
@@ -16,7 +17,7 @@ fn nan_and_infinity_choose_valid_experts_with_nan_weights() {
     for bad in [f32::NAN, -f32::NAN, f32::INFINITY] {
         let mut x = vec![1.0; 16];
         x[3] = bad;
-        let (comparison, chosen, weights) = cases::route(&device, SHAPE, &x, &w).unwrap();
+        let (comparison, chosen, weights) = cases::route(&device, SHAPE, &x, &w, None).unwrap();
         assert!(comparison.first_mismatch.is_none(), "{comparison:?}");
         assert!(chosen[..4].iter().all(|expert| *expert < 4), "{chosen:?}");
         assert!(chosen[0] != chosen[1] && weights[0].is_nan(), "{chosen:?} {weights:?}");
@@ -27,8 +28,21 @@ fn nan_and_infinity_choose_valid_experts_with_nan_weights() {
 #[test]
 fn equal_scores_choose_the_first_experts() {
     let Some(device) = testkit::cpu_device() else { return };
-    let (_, chosen, weights) = cases::route(&device, SHAPE, &[1.0; 8], &[0.5; 32]).unwrap();
+    let (_, chosen, weights) = cases::route(&device, SHAPE, &[1.0; 8], &[0.5; 32], None).unwrap();
     assert_eq!((&chosen[..2], &weights[..2]), (&[0, 1][..], &[0.5, 0.5][..]));
+}
+
+#[test]
+fn scales_go_with_their_shape() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let scaled = Shape { scaled: true, ..SHAPE };
+    let scales = [4.0, 3.0, 2.0, 1.0];
+    let (_, chosen, weights) = cases::route(&device, scaled, &[1.0; 8], &[0.5; 32], Some(&scales)).unwrap();
+    assert_eq!((&chosen[..2], &weights[..2]), (&[0, 1][..], &[2.0, 1.5][..]));
+    let error = |shape, scales| cases::route(&device, shape, &[1.0; 8], &[0.5; 32], scales).err().map(|_| ());
+    error(scaled, None).expect("no scales");
+    error(scaled, Some(&scales[..3])).expect("too few scales");
+    error(SHAPE, Some(&scales)).expect("scales of a shape without");
 }
 
 #[test]
