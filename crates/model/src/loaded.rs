@@ -54,6 +54,8 @@ pub struct Model {
     /// The distinct attention specs of the layers, and their RoPE tables.
     attention_variants: Vec<Attention>,
     rope: Vec<RopeTables>,
+    /// A one per element of the residual stream, for models with per-layer embeddings.
+    ones: Option<Buffer>,
 }
 
 /// CPU drivers have smaller subgroups, and convert bytes to floats as fast as they multiply them.
@@ -124,6 +126,7 @@ impl Model {
         let attention_variants = attention_variants(&config);
         let rope = attention_variants.iter().map(|attention| rope_tables(device, &config, attention));
         let rope = rope.collect::<Result<Vec<_>>>()?;
+        let ones = config.per_layer_width.map(|_| ones(device, config.hidden)).transpose()?;
         let packed = device.caps().tier() >= Some(Tier::T1);
         let gpu = device.caps().max_subgroup_size >= MIN_GPU_SUBGROUP;
         let few_rows = match packed && gpu && supports_int16(&config, &weights) {
@@ -161,6 +164,7 @@ impl Model {
             reproducible: false,
             attention_variants,
             rope,
+            ones,
         })
     }
 
@@ -294,6 +298,20 @@ impl Model {
         Ok(self.weights.norms.get(&slot).ok_or_else(missing)?.view())
     }
 
+    /// The factor of the residual stream after a layer, where it has one.
+    pub(crate) fn layer_scale(&self, layer: u32) -> Option<View> {
+        self.weights.norms.get(&Slot::text(Some(layer), Role::LayerScale)).map(Buffer::view)
+    }
+
+    /// The weight of a norm that has none.
+    pub(crate) fn unit_weight(&self) -> Result<View> {
+        let missing = || gpu::Error::InvalidUse {
+            what: "a norm without weight".into(),
+            reason: "the model has none".into(),
+        };
+        Ok(self.ones.as_ref().ok_or_else(missing)?.view())
+    }
+
     /// The embedding matrix.
     pub(crate) fn embeddings(&self) -> Result<&Matrix> {
         self.single_matrix(MatrixId::Embedding)
@@ -388,6 +406,15 @@ pub(crate) fn epilogue(activation: Activation) -> Epilogue {
         Activation::GeluTanh => Epilogue::Geglu,
         Activation::Silu => Epilogue::Swiglu,
     }
+}
+
+fn ones(device: &Device, count: u32) -> Result<Buffer> {
+    let mut arena = Arena::new(device, Lifetime::Weights, Memory::Device).with_block_size(1 << 16);
+    let buffer = arena.buffer("ones", u64::from(count) * 4)?;
+    let mut recorder = device.recorder()?;
+    recorder.fill("ones", &buffer, 1_f32.to_bits())?;
+    recorder.seal()?.run(UPLOAD_TIMEOUT)?;
+    Ok(buffer)
 }
 
 fn rope_tables(device: &Device, config: &Config, attention: &Attention) -> Result<RopeTables> {

@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use checkpoint::{Config, Dense, Experts, LayerSpec, Mixer, Role, Slot};
+use checkpoint::{Config, Dense, Experts, FeedForward, LayerSpec, Mixer, Role, Slot};
 use gpu::{Arena, Buffer, Device, Lifetime, Memory, TimestampMode, Timing};
 use kernels::{
     Matrix,
@@ -138,22 +138,42 @@ fn routers(device: &Device, config: &Config) -> Result<BTreeMap<u32, Buffer>> {
     Ok(routers)
 }
 
+/// The norms and factors of a layer, with their lengths.
+fn layer_vectors(config: &Config, layer: &LayerSpec) -> Vec<(Role, u32)> {
+    let (family, hidden) = (config.architecture.family(), config.hidden);
+    let Mixer::Attention(attention) = layer.mixer;
+    let mut vectors = vec![(Role::AttentionNorm, hidden), (Role::FeedForwardNorm, hidden)];
+    if family.head_norms {
+        vectors.extend([(Role::QueryNorm, attention.head_dim), (Role::KeyNorm, attention.head_dim)]);
+    }
+    if family.post_norms {
+        vectors.extend([(Role::PostAttentionNorm, hidden), (Role::PostFeedForwardNorm, hidden)]);
+    }
+    if let FeedForward::DenseAndExperts(_, experts) = layer.feed_forward {
+        let norms = [Role::ExpertNorm, Role::PostDenseNorm, Role::PostExpertsNorm];
+        vectors.extend(norms.map(|role| (role, hidden)));
+        vectors.push((Role::ExpertScales, experts.count));
+    }
+    if layer.per_layer_width.is_some() {
+        vectors.push((Role::PostPerLayerNorm, hidden));
+    }
+    if layer.scaled {
+        vectors.push((Role::LayerScale, 1));
+    }
+    vectors
+}
+
 /// Norm weights of ones, and biases of zeros.
 fn vectors(device: &Device, config: &Config) -> Result<(BTreeMap<Slot, Buffer>, Vec<Buffer>)> {
     let family = config.architecture.family();
-    let mut layer_norms = vec![(Role::AttentionNorm, config.hidden), (Role::FeedForwardNorm, config.hidden)];
-    if family.head_norms {
-        layer_norms.extend([(Role::QueryNorm, config.head_dim), (Role::KeyNorm, config.head_dim)]);
-    }
-    if family.post_norms {
-        layer_norms
-            .extend([(Role::PostAttentionNorm, config.hidden), (Role::PostFeedForwardNorm, config.hidden)]);
-    }
-    let layer_norms = &layer_norms;
     let slot = Slot::text;
     let layers = (0..config.layers)
-        .flat_map(|layer| layer_norms.iter().map(move |(role, length)| (slot(Some(layer), *role), *length)))
-        .chain([(slot(None, Role::FinalNorm), config.hidden)]);
+        .flat_map(|layer| {
+            let norms = layer_vectors(config, &config.layer(layer));
+            norms.into_iter().map(move |(role, length)| (slot(Some(layer), role), length))
+        })
+        .chain([(slot(None, Role::FinalNorm), config.hidden)])
+        .chain(config.per_layer_width.map(|width| (slot(None, Role::PerLayerProjectionNorm), width)));
     let mut arena = Arena::new(device, Lifetime::Weights, Memory::Device).with_block_size(4 << 20);
     let mut recorder = device.recorder()?;
     let mut norms = BTreeMap::new();

@@ -2,12 +2,13 @@
 
 mod experts;
 mod kv_splits;
+mod per_layer;
 mod prefetch;
 mod product;
 mod scratch;
 mod split_k;
 
-use checkpoint::{Config, FeedForward, Role};
+use checkpoint::{Config, Experts, FeedForward, LayerSpec, Role};
 use gpu::{Recorder, View};
 use kernels::{
     Vectors,
@@ -17,11 +18,13 @@ use kernels::{
         tuning::{Input, Product},
     },
     norm::{self, Fusion, Norm},
+    softcap::Softcap,
 };
 use weights::blueprint::MatrixId;
 
 use crate::{
     Model, Result,
+    decoder::BlockEnd,
     kv_cache::KvCache,
     state::{Batch, StepState},
 };
@@ -43,6 +46,46 @@ pub(crate) struct StepBuffers<'a> {
     pub outputs: Option<&'a Outputs>,
 }
 
+/// The output of a block that is not yet added to the residual stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct BlockOutput {
+    /// Partial sums per row.
+    partials: u32,
+    source: BlockSource,
+}
+
+/// What a block's output is, and thereby where.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum BlockSource {
+    /// The output of a product.
+    Product,
+    /// The outputs of experts, each with a weight.
+    Experts,
+    /// The sum of a dense block and of experts.
+    Combined,
+}
+
+impl BlockOutput {
+    const COMBINED: Self = Self { partials: 1, source: BlockSource::Combined };
+
+    fn partial_sums(partials: u32) -> Self {
+        Self { partials, source: BlockSource::Product }
+    }
+
+    fn experts(experts: &Experts) -> Self {
+        Self { partials: experts.per_token, source: BlockSource::Experts }
+    }
+}
+
+/// The rows that a norm writes.
+struct NormedRows<'a> {
+    /// One word: how many.
+    active: View,
+    /// The row of the residual stream of each, if they are not the first.
+    rows: Option<View>,
+    y: &'a Vectors,
+}
+
 /// A step being recorded.
 pub(crate) struct Step<'a> {
     buffers: StepBuffers<'a>,
@@ -52,10 +95,8 @@ pub(crate) struct Step<'a> {
     pending_norm: Option<gemv::Norm>,
     /// Whether the residual stream is in the second buffer.
     swapped: bool,
-    /// Partial sums of the last block's output.
-    partials: u32,
-    /// Whether they are the outputs of experts, each with a weight.
-    weighted: bool,
+    /// The output of the last block.
+    block: BlockOutput,
     /// The list of matrix–vector products, if they are listed instead of recorded.
     products: Option<Vec<Product<'a>>>,
 }
@@ -68,8 +109,7 @@ impl<'a> Step<'a> {
             recorder,
             pending_norm: None,
             swapped: false,
-            partials: 1,
-            weighted: false,
+            block: BlockOutput::partial_sums(1),
             products: None,
         }
     }
@@ -108,24 +148,29 @@ impl<'a> Step<'a> {
         if layer == 0 {
             return;
         }
-        match model.config.layer(layer - 1).feed_forward {
-            FeedForward::Dense(_) => {
-                self.set_partials(partial_sums(model, scratch.rows, MatrixId::Down(layer - 1)), false);
-            }
-            FeedForward::Experts(experts) | FeedForward::DenseAndExperts(_, experts) => {
-                self.set_partials(experts.per_token, true);
-            }
-        }
+        let LayerSpec { feed_forward, per_layer_width, .. } = model.config.layer(layer - 1);
+        let sums = |id| BlockOutput::partial_sums(partial_sums(model, scratch.rows, id));
+        self.block = match feed_forward {
+            _ if per_layer_width.is_some() => sums(MatrixId::PerLayerOutput(layer - 1)),
+            FeedForward::Dense(_) => sums(MatrixId::Down(layer - 1)),
+            FeedForward::Experts(experts) => BlockOutput::experts(&experts),
+            FeedForward::DenseAndExperts(..) => BlockOutput::COMBINED,
+        };
     }
 
-    /// Sets in how many partial sums a block's output is left, and whether these have weights.
-    fn set_partials(&mut self, partials: u32, weighted: bool) {
-        (self.partials, self.weighted) = (partials, weighted);
+    /// The last block's output.
+    fn block_view(&self) -> View {
+        let scratch = self.buffers.scratch;
+        match self.block.source {
+            BlockSource::Product | BlockSource::Experts => scratch.block.view(),
+            BlockSource::Combined => scratch.experts().beside_dense().combined.view(),
+        }
     }
 
     /// The weights of the last block's partial sums, where they have any.
     fn partial_weights(&self) -> Option<View> {
-        self.weighted.then(|| self.buffers.scratch.experts().weights.view())
+        let scratch = self.buffers.scratch;
+        (self.block.source == BlockSource::Experts).then(|| scratch.experts().weights.view())
     }
 
     /// The residual stream and, where products compute their own norm, the buffer that the next one writes it
@@ -154,21 +199,36 @@ impl<'a> Step<'a> {
         Ok(kernel.record(self.recorder, "embed", scratch.rows, factor, &operands)?)
     }
 
+    /// The weight of a norm.
+    pub fn norm_weight(&self, layer: Option<u32>, role: Role) -> Result<View> {
+        self.buffers.model.norm(layer, role)
+    }
+
+    /// The weight of a norm that has none.
+    pub fn unit_weight(&self) -> Result<View> {
+        self.buffers.model.unit_weight()
+    }
+
     /// normed = norm(residual).
-    pub fn norm(&mut self, layer: u32, role: Role) -> Result<()> {
-        let StepBuffers { model, state, scratch, .. } = self.buffers;
+    pub fn norm(&mut self, weight: View) -> Result<()> {
+        let StepBuffers { model, scratch, .. } = self.buffers;
         if scratch.second_residual.is_some() {
             let (residual, _) = self.residual();
-            let weight = model.norm(Some(layer), role)?;
             let epsilon = model.config.rms_norm_eps;
             self.pending_norm = Some(gemv::Norm { sublayer: None, residual, weight, epsilon });
             return Ok(());
         }
+        self.norm_into(weight, &scratch.normed)
+    }
+
+    /// y = norm(residual).
+    fn norm_into(&mut self, weight: View, y: &Vectors) -> Result<()> {
+        let StepBuffers { state, scratch, .. } = self.buffers;
         let fusion = Fusion {
             post_norm: false,
             residual: false,
             scaled: false,
-            output: scratch.normed.kind(),
+            output: y.kind(),
             gather: false,
             partials: 1,
             weighted: false,
@@ -179,102 +239,100 @@ impl<'a> Step<'a> {
             post_weight: None,
             residual: None,
             residual_scale: None,
-            weight: model.norm(Some(layer), role)?,
+            weight,
             active: state.active.clone(),
             rows: None,
-            y: &scratch.normed,
+            y,
         };
         self.record_norm(fusion, &operands)
     }
 
-    /// residual += post(block); normed = norm(residual). `post` applies where the family has such norms.
-    pub fn add_and_norm(&mut self, post: (u32, Role), norm: (u32, Role)) -> Result<()> {
-        let StepBuffers { model, state, scratch, .. } = self.buffers;
+    /// residual = (residual + post(block)) · scale; normed = norm(residual). `post` and `scale` apply where the family has
+    /// them.
+    pub fn add_and_norm(&mut self, end: BlockEnd, weight: View) -> Result<()> {
+        let StepBuffers { state, scratch, .. } = self.buffers;
         if scratch.second_residual.is_some() {
-            return self.norm_in_next_product(post, (Some(norm.0), norm.1));
+            return self.norm_in_next_product(end, weight);
         }
-        let post_weight = self.post_norm(post)?;
-        let fusion = Fusion {
-            post_norm: post_weight.is_some(),
-            residual: true,
-            scaled: false,
-            output: scratch.normed.kind(),
-            gather: false,
-            partials: self.partials,
-            weighted: self.weighted,
-        };
-        let operands = norm::Operands {
-            x: scratch.block.view(),
-            partial_weights: self.partial_weights(),
-            post_weight,
-            residual: Some(scratch.residual.view()),
-            residual_scale: None,
-            weight: model.norm(Some(norm.0), norm.1)?,
-            active: state.active.clone(),
-            rows: None,
-            y: &scratch.normed,
-        };
-        self.record_norm(fusion, &operands)
+        let rows = NormedRows { active: state.active.clone(), rows: None, y: &scratch.normed };
+        self.add_and_norm_rows(end, weight, rows)
     }
 
     /// The same with the model's final norm, for the output rows only.
-    pub fn add_and_norm_outputs(&mut self, post: (u32, Role), last: Role) -> Result<()> {
-        let StepBuffers { model, state, scratch, outputs, .. } = self.buffers;
+    pub fn add_and_norm_outputs(&mut self, end: BlockEnd, weight: View) -> Result<()> {
+        let StepBuffers { state, scratch, outputs, .. } = self.buffers;
         let Some(outputs) = outputs else { return Ok(()) };
         if scratch.second_residual.is_some() && outputs.normed.columns == 1 {
             // The step has a single row.
-            return self.norm_in_next_product(post, (None, last));
+            return self.norm_in_next_product(end, weight);
         }
-        let post_weight = self.post_norm(post)?;
+        let active = state.outputs.view();
+        let rows = NormedRows { active, rows: Some(state.output_rows.view()), y: &outputs.normed };
+        self.add_and_norm_rows(end, weight, rows)
+    }
+
+    fn add_and_norm_rows(&mut self, end: BlockEnd, weight: View, rows: NormedRows<'_>) -> Result<()> {
+        let (post_weight, residual_scale) = (self.post_norm(end)?, self.residual_scale(end));
+        let NormedRows { active, rows, y } = rows;
         let fusion = Fusion {
             post_norm: post_weight.is_some(),
             residual: true,
-            scaled: false,
-            output: outputs.normed.kind(),
-            gather: true,
-            partials: self.partials,
-            weighted: self.weighted,
+            scaled: residual_scale.is_some(),
+            output: y.kind(),
+            gather: rows.is_some(),
+            partials: self.block.partials,
+            weighted: self.block.source == BlockSource::Experts,
         };
         let operands = norm::Operands {
-            x: scratch.block.view(),
+            x: self.block_view(),
             partial_weights: self.partial_weights(),
             post_weight,
-            residual: Some(scratch.residual.view()),
-            residual_scale: None,
-            weight: model.norm(None, last)?,
-            active: state.outputs.view(),
-            rows: Some(state.output_rows.view()),
-            y: &outputs.normed,
+            residual: Some(self.buffers.scratch.residual.view()),
+            residual_scale,
+            weight,
+            active,
+            rows,
+            y,
         };
         self.record_norm(fusion, &operands)
     }
 
     /// The norm of a block's output, where the family has one.
-    fn post_norm(&self, (layer, role): (u32, Role)) -> Result<Option<View>> {
+    fn post_norm(&self, end: BlockEnd) -> Result<Option<View>> {
         let model = self.buffers.model;
         match model.config.architecture.family().post_norms {
-            true => model.norm(Some(layer), role).map(Some),
+            true => model.norm(Some(end.layer), end.norm).map(Some),
             false => Ok(None),
         }
     }
 
-    fn norm_in_next_product(&mut self, post: (u32, Role), norm: (Option<u32>, Role)) -> Result<()> {
-        let StepBuffers { model, scratch, .. } = self.buffers;
+    /// The factor of the residual stream after a block, where it has one.
+    fn residual_scale(&self, end: BlockEnd) -> Option<View> {
+        self.buffers.model.layer_scale(end.layer).filter(|_| end.ends_layer)
+    }
+
+    fn norm_in_next_product(&mut self, end: BlockEnd, weight: View) -> Result<()> {
+        let model = self.buffers.model;
         let (residual, stream) = self.residual();
         let sublayer = Sublayer {
-            output: scratch.block.view(),
-            weight: self.post_norm(post)?,
-            residual_scale: None,
+            output: self.block_view(),
+            weight: self.post_norm(end)?,
+            residual_scale: self.residual_scale(end),
             stream,
         };
-        self.pending_norm = Some(gemv::Norm {
-            sublayer: Some(sublayer),
-            residual,
-            weight: model.norm(norm.0, norm.1)?,
-            epsilon: model.config.rms_norm_eps,
-        });
+        let epsilon = model.config.rms_norm_eps;
+        self.pending_norm = Some(gemv::Norm { sublayer: Some(sublayer), residual, weight, epsilon });
         self.swapped = !self.swapped;
         Ok(())
+    }
+
+    /// logits = cap · tanh(logits / cap), where the model has a cap.
+    pub fn softcap(&mut self) -> Result<()> {
+        let StepBuffers { model, state, outputs, .. } = self.buffers;
+        let (Some(outputs), Some(cap)) = (outputs, model.config.logit_softcap) else { return Ok(()) };
+        let kernel = Softcap::new(&model.device, model.config.vocab as usize, cap)?;
+        let (rows, active) = (outputs.normed.columns, state.outputs.view());
+        Ok(kernel.record(self.recorder, "softcap", rows, &outputs.logits.view(), &active)?)
     }
 
     fn record_norm(&mut self, fusion: Fusion, operands: &norm::Operands<'_>) -> Result<()> {

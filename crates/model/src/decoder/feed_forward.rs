@@ -1,14 +1,14 @@
 //! Feed-forward blocks.
 
-use checkpoint::{Experts, family::Activation};
+use checkpoint::{Dense, Experts};
 use weights::blueprint::MatrixId;
 
 use crate::{Result, loaded::epilogue, step::Step};
 
 /// block = down · (activation(gate · normed) · (up · normed)).
-pub(super) fn dense(step: &mut Step<'_>, layer: u32, activation: Activation) -> Result<()> {
+pub(super) fn dense(step: &mut Step<'_>, layer: u32, dense: &Dense) -> Result<()> {
     step.prefetch(MatrixId::GateUp(layer))?;
-    step.gated(layer, epilogue(activation))?;
+    step.gated(layer, epilogue(dense.activation))?;
     step.down(layer)
 }
 
@@ -16,4 +16,20 @@ pub(super) fn dense(step: &mut Step<'_>, layer: u32, activation: Activation) -> 
 pub(super) fn experts(step: &mut Step<'_>, layer: u32, experts: &Experts) -> Result<()> {
     step.route(layer, experts)?;
     step.expert_products(layer, experts)
+}
+
+/// block = norm(dense block) + norm(experts). Both take the residual stream, each with a norm of its own, and run
+/// concurrently: hence the order.
+pub(super) fn dense_and_experts(
+    step: &mut Step<'_>,
+    layer: u32,
+    dense: &Dense,
+    experts: &Experts,
+) -> Result<()> {
+    step.gated(layer, epilogue(dense.activation))?;
+    step.norm_for_experts(layer)?;
+    step.route(layer, experts)?;
+    step.down(layer)?;
+    step.expert_products(layer, experts)?;
+    step.combine(layer, experts)
 }

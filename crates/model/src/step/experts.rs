@@ -2,12 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
 
-use checkpoint::Experts;
+use checkpoint::{Experts, FeedForward, Role};
 use gpu::{Arena, Buffer};
 use kernels::{
     Activations, Epilogue, Matrix, Target, Vectors,
     experts::{
         ExpertColumns, Groups,
+        combine::{self, Combine},
         group::{Group, GroupBuffers},
         router::{self, Router},
     },
@@ -20,7 +21,7 @@ use kernels::{
 use tensor::Layout;
 use weights::blueprint::MatrixId;
 
-use super::{Step, StepBuffers};
+use super::{BlockOutput, Step, StepBuffers};
 use crate::{Model, Result, loaded::epilogue};
 
 /// Buffers of a step's experts: one column per pair of a row and one of its experts.
@@ -32,6 +33,33 @@ pub(crate) struct ExpertScratch {
     gated: Vectors,
     /// By width: layers may have different schemes, and their products tiles of different widths.
     groups: BTreeMap<usize, GroupBuffers>,
+    beside_dense: Option<BesideDense>,
+}
+
+/// What experts need for themselves where a dense block runs beside them.
+pub(crate) struct BesideDense {
+    normed: Vectors,
+    /// f32, `[row][expert][hidden]`.
+    block: Buffer,
+    /// f32, `[row][hidden]`: the sum of both.
+    pub combined: Buffer,
+}
+
+impl BesideDense {
+    /// For models with such layers.
+    fn new(model: &Model, arena: &mut Arena, pairs: usize, rows: usize) -> Result<Option<Self>> {
+        let is_beside = |feed_forward| matches!(feed_forward, FeedForward::DenseAndExperts(..));
+        if !model.config.layer_specs().any(|layer| is_beside(layer.feed_forward)) {
+            return Ok(None);
+        }
+        let hidden = model.config.hidden as usize;
+        let beside_dense = Self {
+            normed: Vectors::new(arena, "normed rows of experts", model.activations(rows), hidden, rows)?,
+            block: arena.buffer("experts' output", (pairs * hidden * 4) as u64)?,
+            combined: arena.buffer("a block's output", (rows * hidden * 4) as u64)?,
+        };
+        Ok(Some(beside_dense))
+    }
 }
 
 impl ExpertScratch {
@@ -61,6 +89,7 @@ impl ExpertScratch {
                 pairs,
             )?,
             groups,
+            beside_dense: BesideDense::new(model, arena, pairs, rows)?,
         };
         Ok(Some(scratch))
     }
@@ -77,7 +106,17 @@ impl ExpertScratch {
     /// Buffers that must be zero before the first step.
     pub fn record_clear(&self, recorder: &mut gpu::Recorder) -> Result<()> {
         recorder.fill("clear", &self.router, 0)?;
-        Ok(self.gated.record_clear(recorder, "clear")?)
+        for vectors in
+            [&self.gated].into_iter().chain(self.beside_dense.as_ref().map(|buffers| &buffers.normed))
+        {
+            vectors.record_clear(recorder, "clear")?;
+        }
+        Ok(())
+    }
+
+    /// The buffers of experts beside a dense block.
+    pub(super) fn beside_dense(&self) -> &BesideDense {
+        self.beside_dense.as_ref().expect("a model with such layers has memory for them")
     }
 }
 
@@ -87,7 +126,7 @@ fn router(model: &Model, experts: &Experts, rows: usize) -> Result<Router> {
         experts: experts.count as usize,
         per_token: experts.per_token as usize,
         renormalize: experts.renormalize,
-        scaled: false,
+        scaled: experts.scaled,
         epsilon: model.config.rms_norm_eps,
     };
     // The plans of few and of many rows add up in different orders.
@@ -197,7 +236,7 @@ impl<'a> Step<'a> {
         let operands = router::Operands {
             x: scratch.residual.view(),
             w,
-            scales: None,
+            scales: experts.scaled.then(|| model.norm(Some(layer), Role::ExpertScales)).transpose()?,
             active: state.active.clone(),
             scratch: buffers.router.view(),
             chosen: buffers.chosen.view(),
@@ -219,10 +258,45 @@ impl<'a> Step<'a> {
         let StepBuffers { model, scratch, .. } = self.buffers;
         let buffers = scratch.experts();
         let gated = Target::vectors(&buffers.gated)?;
-        self.expert_product(layer, experts, ExpertProduct::GateUp, &scratch.normed, &gated)?;
-        let block = Target::contiguous(&scratch.block, model.config.hidden as usize);
+        let beside_dense = buffers.beside_dense.as_ref();
+        let normed = beside_dense.map_or(&scratch.normed, |buffers| &buffers.normed);
+        let block = beside_dense.map_or(&scratch.block, |buffers| &buffers.block);
+        self.expert_product(layer, experts, ExpertProduct::GateUp, normed, &gated)?;
+        let block = Target::contiguous(block, model.config.hidden as usize);
         self.expert_product(layer, experts, ExpertProduct::Down, &buffers.gated, &block)?;
-        self.set_partials(experts.per_token, true);
+        if beside_dense.is_none() {
+            self.block = BlockOutput::experts(experts);
+        }
+        Ok(())
+    }
+
+    /// The experts' input beside a dense block: norm(residual).
+    pub fn norm_for_experts(&mut self, layer: u32) -> Result<()> {
+        let weight = self.norm_weight(Some(layer), Role::ExpertNorm)?;
+        self.norm_into(weight, &self.buffers.scratch.experts().beside_dense().normed)
+    }
+
+    /// combined = norm(dense block) + norm(weighted sum of the experts).
+    pub fn combine(&mut self, layer: u32, experts: &Experts) -> Result<()> {
+        let StepBuffers { model, state, scratch, .. } = self.buffers;
+        let beside_dense = scratch.experts().beside_dense();
+        let shape = combine::Shape {
+            n: model.config.hidden as usize,
+            dense_partials: self.block.partials,
+            per_token: experts.per_token,
+            epsilon: model.config.rms_norm_eps,
+        };
+        let operands = combine::Operands {
+            dense: scratch.block.view(),
+            experts: beside_dense.block.view(),
+            expert_weights: scratch.experts().weights.view(),
+            dense_norm: model.norm(Some(layer), Role::PostDenseNorm)?,
+            experts_norm: model.norm(Some(layer), Role::PostExpertsNorm)?,
+            active: state.active.clone(),
+            y: beside_dense.combined.view(),
+        };
+        Combine::new(&model.device, shape)?.record(self.recorder, "combine", scratch.rows, &operands)?;
+        self.block = BlockOutput::COMBINED;
         Ok(())
     }
 

@@ -17,7 +17,7 @@ use kernels::{
 use weights::blueprint::MatrixId;
 
 use super::{
-    Step, StepBuffers,
+    BlockOutput, Step, StepBuffers,
     split_k::{consumer_split_k, coopmat_shape, partial_sums},
 };
 use crate::Result;
@@ -37,6 +37,12 @@ pub(crate) enum ProductRole {
     Up,
     /// The down projection of a feed-forward block.
     Down,
+    /// The projection from the embeddings to the per-layer inputs.
+    PerLayerProjection,
+    /// The gate of a layer's per-layer input.
+    PerLayerGate,
+    /// The projection from the gated per-layer input.
+    PerLayerOutput,
     /// The logits.
     Head,
 }
@@ -51,13 +57,16 @@ impl ProductRole {
             ProductRole::Gate => "gate",
             ProductRole::Up => "up",
             ProductRole::Down => "down",
+            ProductRole::PerLayerProjection => "per-layer projection",
+            ProductRole::PerLayerGate => "per-layer gate",
+            ProductRole::PerLayerOutput => "per-layer output",
             ProductRole::Head => "head",
         }
     }
 
     /// Whether it is a block's output, which is added to the residual stream.
     fn ends_block(self) -> bool {
-        matches!(self, ProductRole::AttentionOutput | ProductRole::Down)
+        matches!(self, ProductRole::AttentionOutput | ProductRole::Down | ProductRole::PerLayerOutput)
     }
 
     /// Whether the kernel that reads its output adds up partial sums.
@@ -88,9 +97,9 @@ impl<'a> Step<'a> {
         self.block_output(ProductRole::Down, MatrixId::Down(layer), &self.buffers.scratch.gated)
     }
 
-    fn block_output(&mut self, role: ProductRole, matrix: MatrixId, x: &'a Vectors) -> Result<()> {
+    pub(super) fn block_output(&mut self, role: ProductRole, matrix: MatrixId, x: &'a Vectors) -> Result<()> {
         let StepBuffers { model, scratch, .. } = self.buffers;
-        self.set_partials(partial_sums(model, scratch.rows, matrix), false);
+        self.block = BlockOutput::partial_sums(partial_sums(model, scratch.rows, matrix));
         let target = Target::contiguous(&scratch.block, model.config.hidden as usize);
         self.products(role, matrix, Input::Vectors(x), target)
     }
@@ -144,7 +153,7 @@ impl<'a> Step<'a> {
         Ok(())
     }
 
-    fn product(
+    pub(super) fn product(
         &mut self,
         role: ProductRole,
         matrix: &'a Matrix,
@@ -159,7 +168,7 @@ impl<'a> Step<'a> {
             Input::Vectors(x) => (x.columns, x.kind(), Prologue::None),
             Input::Norm(norm) => {
                 let added = norm.sublayer.as_ref().map(|sublayer| Prologue::AddAndNorm {
-                    partials: self.partials,
+                    partials: self.block.partials,
                     post_norm: sublayer.weight.is_some(),
                     scaled: sublayer.residual_scale.is_some(),
                 });
@@ -192,7 +201,7 @@ impl<'a> Step<'a> {
             prologue,
             epilogue,
             output: target.kind(),
-            splits: if role.ends_block() { self.partials } else { 1 },
+            splits: if role.ends_block() { self.block.partials } else { 1 },
         };
         if let Some(products) = &mut self.products {
             products.push(Product { shape, matrix, x, target: target.clone() });

@@ -7,6 +7,7 @@ use weights::blueprint::MatrixId;
 
 use super::{
     experts::ExpertScratch,
+    per_layer::PerLayerScratch,
     prefetch,
     split_k::{computes_own_norm, layer_products, partial_sums, split_k_scratch},
 };
@@ -35,6 +36,8 @@ pub(crate) struct Scratch {
     pub split_k: Option<Buffer>,
     /// Of layers with experts, where a model has them.
     experts: Option<ExpertScratch>,
+    /// Of per-layer embeddings, where a model has them.
+    per_layer: Option<PerLayerScratch>,
     /// Checksums that [`kernels::matmul::prefetch`] writes, where weights are prefetched.
     pub prefetch_sums: Option<Buffer>,
 }
@@ -87,7 +90,9 @@ impl Scratch {
         let max_partials = |matrices: &mut dyn Iterator<Item = MatrixId>| {
             u64::from(matrices.map(|matrix| partial_sums(model, rows, matrix)).max().unwrap_or(1))
         };
-        let block_matrices = |layer| [MatrixId::AttentionOutput(layer), MatrixId::Down(layer)];
+        let block_matrices = |layer| {
+            [MatrixId::AttentionOutput(layer), MatrixId::Down(layer), MatrixId::PerLayerOutput(layer)]
+        };
         let block_partials = max_partials(&mut (0..config.layers).flat_map(block_matrices));
         let block_partials =
             block_partials.max(model.experts().map_or(1, |experts| experts.per_token.into()));
@@ -114,6 +119,7 @@ impl Scratch {
             gate_and_up,
             split_k: split_k_scratch(model, &mut arena, rows, layer_products(model))?,
             experts: ExpertScratch::new(model, &mut arena, rows)?,
+            per_layer: PerLayerScratch::new(model, &mut arena, rows)?,
             prefetch_sums: match prefetch::max_workgroups(model, rows) {
                 0 => None,
                 workgroups => Some(arena.buffer("checksums of weights", u64::from(workgroups) * 4)?),
@@ -130,8 +136,16 @@ impl Scratch {
         if let Some(experts) = &scratch.experts {
             experts.record_clear(&mut recorder)?;
         }
+        if let Some(per_layer) = &scratch.per_layer {
+            per_layer.record_clear(&mut recorder)?;
+        }
         recorder.seal()?.run(CLEAR_TIMEOUT)?;
         Ok(scratch)
+    }
+
+    /// The buffers of per-layer embeddings.
+    pub(super) fn per_layer(&self) -> &PerLayerScratch {
+        self.per_layer.as_ref().expect("a model with per-layer embeddings has memory for them")
     }
 
     /// The buffers of layers with experts.

@@ -44,9 +44,11 @@ pub(super) fn layer_products(model: &Model) -> impl Iterator<Item = (&Matrix, Ep
     model.weights.matrices.iter().filter_map(|(id, matrix)| {
         let product_epilogue = match id {
             // Products over experts are not split.
-            MatrixId::Embedding | MatrixId::Head | MatrixId::ExpertGateUp(_) | MatrixId::ExpertDown(_) => {
-                return None;
-            }
+            MatrixId::Embedding
+            | MatrixId::PerLayerEmbedding
+            | MatrixId::Head
+            | MatrixId::ExpertGateUp(_)
+            | MatrixId::ExpertDown(_) => return None,
             MatrixId::GateUp(layer) if model.weights.by_id(*id).count() == 1 => {
                 epilogue(model.config.layer(*layer).feed_forward.activation())
             }
@@ -89,6 +91,8 @@ pub(super) fn computes_own_norm(model: &Model, rows: usize) -> bool {
     rows == 1
         // The router reads the residual stream, which would be written too late.
         && model.experts().is_none()
+        // So does the gate of per-layer inputs.
+        && model.config.per_layer_width.is_none()
         && !model.reproducible
         && model.activations(rows) == Activations::Int16
         && gemv::policy::has_prologue(model.device.caps(), hidden)
