@@ -146,7 +146,7 @@ FIXTURES = {
         12, dims(4, (2, 1), (32, 64), 64, 32, "SG", len(TOKENS), **experts(4, 2, 32)), gguf=Type.F16,
     ),
     "gemma4_moe_gguf_q8_0": Fixture(
-        9, dims(2, (2, 1), (32, 64), 64, 64, "SG", len(TOKENS), **experts(8, 2, 64)), gguf=Type.Q8_0, fused=False,
+        12, dims(2, (2, 1), (32, 64), 64, 64, "SG", len(TOKENS), **experts(8, 2, 64)), gguf=Type.Q8_0, fused=False,
     ),
 }
 NAMES = list(FIXTURES)
