@@ -336,7 +336,7 @@ def store(writer, name, values, fixture):
         halves = zip(names, np.split(values, 2, axis=1))
         stored = [store_matrix(writer, part, np.ascontiguousarray(half), fixture.gguf) for part, half in halves]
         return np.concatenate(stored, axis=1)
-    # In published files of any type this one is bf16.
+    # As files mix types, one matrix has another.
     kind = Type.BF16 if stored_name == "per_layer_model_proj.weight" else fixture.gguf
     return store_matrix(writer, stored_name, values, kind)
 
