@@ -1,4 +1,4 @@
-"""Small byte-level vocabularies modelled on SmolLM2, Llama 3 and Qwen 2, for tokenizer.json and GGUF files."""
+"""Small byte-level vocabularies modelled on SmolLM2, Llama 3, Qwen 2 and Mistral's Tekken, for tokenizer.json and GGUF files."""
 import json
 
 import gguf
@@ -20,8 +20,19 @@ HEADERS = (
     "{{ message['content'] }}<|eot_id|>{% endfor %}"
     "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
 )
+INSTRUCTIONS = (
+    "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'assistant' %}{{ message['content'] }}</s>"
+    "{% elif message['role'] == 'system' %}[SYSTEM_PROMPT]{{ message['content'] }}[/SYSTEM_PROMPT]"
+    "{% else %}[INST]{{ message['content'] }}[/INST]{% endif %}{% endfor %}"
+)
 WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# Words are also divided where a lower-case letter is followed by an upper-case one.
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+TEKKEN_WORDS = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 
@@ -40,7 +51,7 @@ class Vocabulary:
         self.tokens = special + plain if first else plain + special
         self.unused = [f"[PAD{len(self.tokens) + n}]" for n in range(padding)]
         self.tokens += self.unused
-        self.begins = pre == "llama-bpe"  # prompts start with a BOS token
+        self.begins = pre in ("llama-bpe", "tekken")  # prompts start with a BOS token
         assert len(set(self.tokens)) == len(self.tokens)
         readable = set("abcdefghijklmnopqrstuvwxyz") | set(plain[256:])
         self.plain = [number for number, token in enumerate(self.tokens) if token in readable]
@@ -49,18 +60,18 @@ class Vocabulary:
         return self.tokens.index(token)
 
     def tokenizer(self):
-        whole_words = self.pre == "llama-bpe"
+        words = {"llama-bpe": WORDS % "{1,3}", "qwen2": WORDS % "", "tekken": TEKKEN_WORDS}
         used = self.tokens[: len(self.tokens) - len(self.unused)]
         vocab = {token: number for number, token in enumerate(used) if token not in self.special}
         if self.special == used[: len(self.special)]:
             vocab |= {token: number for number, token in enumerate(self.special)}
-        model = tokenizers.models.BPE(vocab, MERGES, ignore_merges=whole_words)
+        model = tokenizers.models.BPE(vocab, MERGES, ignore_merges=self.pre in ("llama-bpe", "tekken"))
         tokenizer = tokenizers.Tokenizer(model)
         byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=self.pre == "smollm")
         if self.pre == "smollm":
             cut = pre_tokenizers.Digits(individual_digits=True)
         else:
-            cut = pre_tokenizers.Split(Regex(WORDS % ("{1,3}" if whole_words else "")), "isolated")
+            cut = pre_tokenizers.Split(Regex(words[self.pre]), "isolated")
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([cut, byte_level])
         tokenizer.decoder = tokenizers.decoders.ByteLevel()
         if self.pre == "qwen2":
@@ -106,3 +117,9 @@ SMOLLM = Vocabulary("smollm", [*IM, "<repo_name>", "<file_sep>"], "<|im_start|>"
 LLAMA3 = Vocabulary("llama-bpe", HEADER, "<|begin_of_text|>", "<|eot_id|>", HEADERS, whole=["Ġsinging"])
 # The embedding matrix has more rows than there are tokens.
 QWEN2 = Vocabulary("qwen2", IM, None, "<|im_end|>", CHATML, padding=6)
+INSTRUCTION = [
+    "<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]",
+    "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[ARGS]", "[THINK]",
+    "[/THINK]",
+]
+TEKKEN = Vocabulary("tekken", INSTRUCTION, "<s>", "</s>", INSTRUCTIONS, first=True)

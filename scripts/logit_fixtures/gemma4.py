@@ -146,15 +146,15 @@ FIXTURES = {
         12, dims(4, (2, 1), (32, 64), 64, 32, "SG", len(TOKENS), **experts(4, 2, 32)), gguf=Type.F16,
     ),
     "gemma4_moe_gguf_q8_0": Fixture(
-        9, dims(2, (2, 1), (32, 64), 64, 64, "SG", len(TOKENS), **experts(8, 2, 64)), gguf=Type.Q8_0, fused=False,
+        12, dims(2, (2, 1), (32, 64), 64, 64, "SG", len(TOKENS), **experts(8, 2, 64)), gguf=Type.Q8_0, fused=False,
     ),
 }
 NAMES = list(FIXTURES)
 
 
 def spread(name):
-    """Mean and standard deviation of a tensor's values, so that no part of the model is negligible: norms and layer scalars are far
-    from 1, scores not flat, the router undecided, and the soft cap bends the largest logits."""
+    """Mean and standard deviation of a tensor's values, so that no part of the model is negligible: norms and layer scalars
+    are far from 1, scores not flat, the router undecided, and the soft cap bends the largest logits."""
     if name.endswith(("language_model.norm.weight", "model.norm.weight")):
         return 12.0, 3.0
     if name.endswith("layer_scalar"):
@@ -200,8 +200,8 @@ def random_model(fixture, dtype):
 
 
 def exact(model, factor):
-    """The model in f64. The embedding factors are set explicitly: whether that of a bf16 checkpoint stays rounded after a cast
-    depends on the version."""
+    """The model in f64. The embedding factor is set explicitly: whether that of a bf16 checkpoint stays rounded after a
+    cast depends on the version."""
     model = model.double()
     model.get_input_embeddings().embed_scale = torch.tensor(factor, dtype=torch.float64)
     return model
@@ -210,7 +210,7 @@ def exact(model, factor):
 def published_spelling(path):
     config = json.loads(path.read_text())
     text = config.get("text_config", config)
-    sizes = [layer for layer in text.pop("per_layer_config").values()]
+    sizes = list(text.pop("per_layer_config").values())
     assert all(size == sizes[0] for size in sizes)
     text["global_head_dim"] = sizes[0]["head_dim"]
     text["num_global_key_value_heads"] = sizes[0].get("num_key_value_heads")
@@ -336,7 +336,7 @@ def store(writer, name, values, fixture):
         halves = zip(names, np.split(values, 2, axis=1))
         stored = [store_matrix(writer, part, np.ascontiguousarray(half), fixture.gguf) for part, half in halves]
         return np.concatenate(stored, axis=1)
-    # In published files of any type this one is bf16.
+    # As files mix types, one matrix has another.
     kind = Type.BF16 if stored_name == "per_layer_model_proj.weight" else fixture.gguf
     return store_matrix(writer, stored_name, values, kind)
 
