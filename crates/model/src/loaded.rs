@@ -79,10 +79,15 @@ fn product_lengths(config: &Config) -> impl Iterator<Item = u32> {
     [config.hidden].into_iter().chain(queries).chain(widths)
 }
 
-/// The matrices of products: all but those that are only tables of embeddings.
+/// The matrices that decide about the format of activations: not tables of embeddings, nor a per-layer projection in
+/// floats, as GGUF files have it, which takes f32 whatever the others take.
 fn multiplied(weights: &Weights) -> impl Iterator<Item = &Matrix> {
-    let is_multiplied = |id: MatrixId| id != MatrixId::PerLayerEmbedding;
-    weights.matrices.iter().filter(move |(id, _)| is_multiplied(*id)).map(|(_, matrix)| matrix)
+    let is_multiplied = |id: MatrixId, matrix: &Matrix| match id {
+        MatrixId::PerLayerEmbedding => false,
+        MatrixId::PerLayerProjection => !matrix.layout().scheme.is_float(),
+        _ => true,
+    };
+    weights.matrices.iter().filter(move |(id, matrix)| is_multiplied(*id, matrix)).map(|(_, matrix)| matrix)
 }
 
 /// Whether few rows can be int16: products are then packed dot products of bytes, bound by memory and next to

@@ -18,12 +18,24 @@ pub enum Size {
     Gemma12B,
     /// Gemma 3 27B.
     Gemma27B,
+    /// Gemma 4 E2B.
+    Gemma4E2B,
+    /// Gemma 4 E4B.
+    Gemma4E4B,
+    /// Gemma 4 12B.
+    Gemma4Of12B,
+    /// Gemma 4 26B-A4B.
+    Gemma4Of26B,
+    /// Gemma 4 31B.
+    Gemma4Of31B,
     /// SmolLM2 135M.
     SmolLm135M,
     /// Llama 3.2 1B.
     Llama1B,
     /// Llama 3.1 8B.
     Llama8B,
+    /// Ministral 3 8B.
+    Ministral8B,
     /// Qwen 2.5 1.5B, and Qwen 2.5 Coder.
     Qwen1B5,
     /// Qwen 2.5 7B.
@@ -40,15 +52,21 @@ impl Size {
         [Size::Gemma270M, Size::Gemma1B, Size::Gemma4B, Size::Gemma12B, Size::Gemma27B];
 
     /// Every size.
-    pub const ALL: [Size; 12] = [
+    pub const ALL: [Size; 18] = [
         Size::Gemma270M,
         Size::Gemma1B,
         Size::Gemma4B,
         Size::Gemma12B,
         Size::Gemma27B,
+        Size::Gemma4E2B,
+        Size::Gemma4E4B,
+        Size::Gemma4Of12B,
+        Size::Gemma4Of26B,
+        Size::Gemma4Of31B,
         Size::SmolLm135M,
         Size::Llama1B,
         Size::Llama8B,
+        Size::Ministral8B,
         Size::Qwen1B5,
         Size::Qwen7B,
         Size::Qwen3Of8B,
@@ -63,9 +81,15 @@ impl Size {
             Size::Gemma4B => "gemma3-4b",
             Size::Gemma12B => "gemma3-12b",
             Size::Gemma27B => "gemma3-27b",
+            Size::Gemma4E2B => "gemma4-e2b",
+            Size::Gemma4E4B => "gemma4-e4b",
+            Size::Gemma4Of12B => "gemma4-12b",
+            Size::Gemma4Of26B => "gemma4-26b-a4b",
+            Size::Gemma4Of31B => "gemma4-31b",
             Size::SmolLm135M => "smollm2-135m",
             Size::Llama1B => "llama3.2-1b",
             Size::Llama8B => "llama3.1-8b",
+            Size::Ministral8B => "ministral3-8b",
             Size::Qwen1B5 => "qwen2.5-1.5b",
             Size::Qwen7B => "qwen2.5-7b",
             Size::Qwen3Of8B => "qwen3-8b",
@@ -85,9 +109,23 @@ impl Size {
             Size::Gemma4B => gemma(34, 2560, 10240, [8, 4, 256], 256, 1024, 131_072),
             Size::Gemma12B => gemma(48, 3840, 15360, [16, 8, 256], 256, 1024, 131_072),
             Size::Gemma27B => gemma(62, 5376, 21504, [32, 16, 128], 168, 1024, 131_072),
+            Size::Gemma4E2B => per_layer(gemma4(35, 1536, 6144, [8, 1, 1], 5, 512), 20, true),
+            Size::Gemma4E4B => per_layer(gemma4(42, 2560, 10240, [8, 2, 2], 6, 512), 18, false),
+            Size::Gemma4Of12B => gemma4(48, 3840, 15360, [16, 8, 1], 6, 1024),
+            Size::Gemma4Of26B => {
+                let mut config = gemma4(30, 2816, 2112, [16, 8, 2], 6, 1024);
+                config["enable_moe_block"] = json!(true);
+                config["num_experts"] = json!(128);
+                config["top_k_experts"] = json!(8);
+                config["moe_intermediate_size"] = json!(704);
+                config
+            }
+            Size::Gemma4Of31B => gemma4(60, 5376, 21504, [32, 16, 4], 6, 1024),
             Size::SmolLm135M => dense("llama", 30, 576, 1536, [9, 3, 64], 49152, true, 8192),
             Size::Llama1B => llama3(16, 2048, 8192, [32, 8, 64], true, 32),
             Size::Llama8B => llama3(32, 4096, 14336, [32, 8, 128], false, 8),
+            // The defaults of the config class are those of the 8B.
+            Size::Ministral8B => json!({ "model_type": "ministral3" }),
             Size::Qwen1B5 => dense("qwen2", 28, 1536, 8960, [12, 2, 128], 151_936, true, 32768),
             Size::Qwen7B => dense("qwen2", 28, 3584, 18944, [28, 4, 128], 152_064, false, 32768),
             Size::Qwen3Of8B => dense("qwen3", 36, 4096, 12288, [32, 8, 128], 151_936, false, 40960),
@@ -117,6 +155,30 @@ fn gemma(
         "max_position_embeddings": positions, "vocab_size": 262_144, "rope_scaling": scaling,
         "rope_theta": 1e6, "rope_local_base_freq": 1e4,
     })
+}
+
+/// Gemma 4 with values from keys in full-attention layers: query heads, and KV heads of sliding-window and of
+/// full-attention layers; every `nth` layer has full attention.
+fn gemma4(layers: u32, hidden: u32, intermediate: u32, heads: [u32; 3], nth: u32, window: u32) -> Value {
+    let kind =
+        |layer: u32| if (layer + 1).is_multiple_of(nth) { "full_attention" } else { "sliding_attention" };
+    json!({
+        "model_type": "gemma4_text", "num_hidden_layers": layers, "hidden_size": hidden,
+        "intermediate_size": intermediate, "num_attention_heads": heads[0], "num_key_value_heads": heads[1],
+        "num_global_key_value_heads": heads[2], "head_dim": 256, "global_head_dim": 512, "attention_k_eq_v": true,
+        "sliding_window": window, "layer_types": (0..layers).map(kind).collect::<Vec<_>>(),
+        "max_position_embeddings": if window == 512 { 131_072 } else { 262_144 }, "vocab_size": 262_144,
+        "hidden_size_per_layer_input": 0, "final_logit_softcapping": 30.0,
+    })
+}
+
+/// The same with per-layer embeddings, projected values, and keys and values shared by the last layers.
+fn per_layer(mut config: Value, shared_layers: u32, double_wide: bool) -> Value {
+    config["attention_k_eq_v"] = json!(false);
+    config["hidden_size_per_layer_input"] = json!(256);
+    config["num_kv_shared_layers"] = json!(shared_layers);
+    config["use_double_wide_mlp"] = json!(double_wide);
+    config
 }
 
 #[expect(clippy::too_many_arguments, reason = "a row of a table")]

@@ -8,9 +8,6 @@ use crate::{Result, step::Step};
 
 /// inputs = the vectors of all layers, from the rows' tokens and from their embeddings in the residual stream.
 pub(super) fn inputs(step: &mut Step<'_>) -> Result<()> {
-    // A norm without a weight keeps the values of the product's input in the range of any format; the kernel that reads
-    // the product undoes it.
-    step.norm(step.unit_weight()?)?;
     step.per_layer_projection()?;
     step.per_layer_embed()?;
     step.per_layer_inputs()

@@ -15,6 +15,8 @@ use crate::{Model, Result, state::Batch};
 
 /// Buffers of a step's per-layer embeddings.
 pub(crate) struct PerLayerScratch {
+    /// The projection's input, where its format differs from that of other products.
+    normed: Option<Vectors>,
     /// f32, `[row][layer][width]`: the projection of the embeddings, and the embeddings of the tokens.
     projected: Buffer,
     tokens: Buffer,
@@ -34,13 +36,20 @@ impl PerLayerScratch {
         let Some(width) = model.config.per_layer_width.map(|width| width as usize) else { return Ok(None) };
         let floats = |count: usize| (count * rows * 4) as u64;
         let all = floats(width * model.config.layers as usize);
+        let kind = model.activations(rows);
+        let projection = model.single_matrix(MatrixId::PerLayerProjection)?.layout();
+        let takes_f32 = projection.scheme.is_float() && kind != Activations::F32;
         let scratch = Self {
+            normed: match takes_f32 {
+                false => None,
+                true => Some(Vectors::f32(arena, "normed embeddings", model.config.hidden as usize, rows)?),
+            },
             projected: arena.buffer("per-layer projection", all)?,
             tokens: arena.buffer("per-layer embeddings", all)?,
             inputs: arena.buffer("per-layer inputs", all)?,
             gate: arena.buffer("per-layer gate", floats(width))?,
             gated: Vectors::f32(arena, "gated per-layer inputs", width, rows)?,
-            gated_packed: match model.activations(rows) {
+            gated_packed: match kind {
                 Activations::F32 => None,
                 kind => Some(Vectors::new(arena, "gated per-layer inputs", kind, width, rows)?),
             },
@@ -51,7 +60,7 @@ impl PerLayerScratch {
 
     /// Zero padding of the columns, before the first step.
     pub fn record_clear(&self, recorder: &mut gpu::Recorder) -> Result<()> {
-        for vectors in [&self.gated].into_iter().chain(&self.gated_packed) {
+        for vectors in [&self.gated].into_iter().chain(&self.gated_packed).chain(&self.normed) {
             vectors.record_clear(recorder, "clear")?;
         }
         Ok(())
@@ -74,12 +83,15 @@ impl Step<'_> {
         }
     }
 
-    /// projected = W · normed.
+    /// projected = W · norm(residual). A norm without a weight keeps the values in the range of any format; the kernel that
+    /// reads the product undoes it.
     pub fn per_layer_projection(&mut self) -> Result<()> {
         let StepBuffers { model, state, scratch, .. } = self.buffers;
         let matrix = model.single_matrix(MatrixId::PerLayerProjection)?;
         let target = Target::contiguous(&scratch.per_layer().projected, matrix.layout().rows);
-        let x = Input::Vectors(&scratch.normed);
+        let normed = scratch.per_layer().normed.as_ref().unwrap_or(&scratch.normed);
+        self.norm_into(self.unit_weight()?, normed)?;
+        let x = Input::Vectors(normed);
         self.product(ProductRole::PerLayerProjection, matrix, Epilogue::None, x, &target, &state.active)
     }
 

@@ -32,7 +32,7 @@ pub struct Fixture {
 }
 
 /// All fixtures, by family.
-pub const NAMES: [&str; 26] = [
+pub const NAMES: [&str; 41] = [
     "default_pattern",
     "head256",
     "untied_long",
@@ -59,6 +59,21 @@ pub const NAMES: [&str; 26] = [
     "qwen3moe_fused",
     "qwen3moe_gguf_q8_0",
     "qwen3moe_gguf_f16",
+    "gemma4_text",
+    "gemma4_head512",
+    "gemma4_dense",
+    "gemma4_ple",
+    "gemma4_moe",
+    "gemma4_unified",
+    "gemma4_gguf_f16",
+    "gemma4_ple_gguf_q8_0",
+    "gemma4_moe_gguf_f16",
+    "gemma4_moe_gguf_q8_0",
+    "mistral",
+    "ministral3",
+    "ministral3_multimodal",
+    "ministral3_gguf_f16",
+    "ministral3_gguf_q8_0",
 ];
 
 /// Fixtures with integer weights, of each scheme and family; all have greedy text.
