@@ -344,6 +344,8 @@ pub mod attention_flash {
         pub chains: u32,
         /// `INDEPENDENT_ROWS`: `bool`, constant 9.
         pub independent_rows: bool,
+        /// `HEAD_PARTS`: `uint`, constant 10.
+        pub head_parts: u32,
     }
 
     impl Default for Constants {
@@ -359,6 +361,7 @@ pub mod attention_flash {
                 o_f16: true,
                 chains: 2,
                 independent_rows: false,
+                head_parts: 1,
             }
         }
     }
@@ -376,6 +379,7 @@ pub mod attention_flash {
                 u32::from(self.o_f16),
                 self.chains,
                 u32::from(self.independent_rows),
+                self.head_parts,
             ]
         }
     }
@@ -385,7 +389,7 @@ pub mod attention_flash {
         name: "attention_flash.t1",
         spirv: include_bytes!("attention_flash.t1.spv"),
         push_size: 96,
-        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9],
+        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 
@@ -394,7 +398,7 @@ pub mod attention_flash {
         name: "attention_flash.t2",
         spirv: include_bytes!("attention_flash.t2.spv"),
         push_size: 96,
-        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9],
+        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 

@@ -9,7 +9,11 @@ use crate::{
     attention::{
         kv::{KvLayer, KvShape, KvTable, reference as stored},
         paged::reference::range,
-        rope::{Tables, cases::split_into_partials, inverse_frequencies, reference::Row},
+        rope::{
+            Tables,
+            cases::{frequencies, split_into_partials},
+            reference::Row,
+        },
     },
     case::{Case, Comparison, Output, Random, TIMEOUT, arena},
     matmul::common::reference::Value,
@@ -51,6 +55,7 @@ pub(super) fn steps() -> Vec<Step> {
     let step = |shape, positions: &[u32]| Step { shape, positions: positions.to_vec(), inactive: 1 };
     let small = Shape { heads: 2, head_dim: 64, ..GEMMA };
     let plain = Shape { norm: None, scale: 0.1, ..small };
+    let long = Shape { head_dim: 512, ..GEMMA };
     let lengths = [0, 1, 15, 16, 17, 63, 64, 299];
     let (int16, f16) = (Activations::Int16, Activations::F16);
     vec![
@@ -84,6 +89,12 @@ pub(super) fn steps() -> Vec<Step> {
             },
             &[65, 2],
         ),
+        step(Shape { heads: 8, output: f16, ..long }, &[64, 0, 299]),
+        step(
+            Shape { heads: 4, kv_heads: 2, window: 40, scheme: KvScheme::Int8, output: int16, ..long },
+            &[65, 2],
+        ),
+        step(Shape { heads: 4, kv_heads: 4, page_size: 64, scheme: KvScheme::F32, ..long }, &[0, 130]),
     ]
 }
 
@@ -257,7 +268,7 @@ impl Data {
             qkv,
             bias: floats(row, 1.0),
             weights: [floats(shape.head_dim, 2.0), floats(shape.head_dim, 1.0)],
-            frequencies: inverse_frequencies(shape.head_dim as usize, 1e4, 1.0),
+            frequencies: frequencies(shape.head_dim),
             kv_shape,
             table,
             table_stride,

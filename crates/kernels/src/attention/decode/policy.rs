@@ -173,15 +173,19 @@ pub fn candidates(caps: &Caps, shape: &Shape) -> Vec<Plan> {
     list
 }
 
-/// Heads, KV heads, head_dim, window and context length of the Gemma 3 family, smallest model first.
-const MODEL_SHAPES: [(u32, u32, u32, u32, u32); 4] = [
+/// Heads, KV heads, head_dim, window and context length of the Gemma 3 family, smallest model first, and of the
+/// global layers of Gemma 4.
+const MODEL_SHAPES: [(u32, u32, u32, u32, u32); 7] = [
     (4, 1, 256, 512, 32_768),
     (8, 4, 256, 1024, 131_072),
     (16, 8, 256, 1024, 131_072),
     (32, 16, 128, 1024, 131_072),
+    (8, 1, 512, 0, 131_072),
+    (16, 2, 512, 0, 262_144),
+    (32, 4, 512, 0, 262_144),
 ];
 
-/// Pipelines that the policy may request: those of the Gemma 3 family, and the features that other families
+/// Pipelines that the policy may request: those of the Gemma 3 and 4 families, and the features that other families
 /// need.
 pub fn variants(caps: &Caps) -> Vec<Variant> {
     let gemma = |(heads, kv_heads, head_dim, window, context), scheme, output| Shape {
@@ -201,7 +205,8 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
     };
     let mut shapes = Vec::new();
     for (heads, kv_heads, head_dim, window, context) in MODEL_SHAPES {
-        for window in [window, 0] {
+        let windows = if window == 0 { vec![0] } else { vec![window, 0] };
+        for window in windows {
             let model = (heads, kv_heads, head_dim, window, context);
             shapes.push(gemma(model, KvScheme::F16, Activations::F32));
             for output in [Activations::Int16, Activations::F16] {

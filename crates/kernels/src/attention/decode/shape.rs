@@ -16,7 +16,7 @@ pub struct Shape {
     /// Key and value heads.
     pub kv_heads: u32,
     /// Values per head: a multiple of 8, of 16 where the output is int16, of 32 where keys and values are
-    /// int8; at most 256.
+    /// int8; at most 512.
     pub head_dim: u32,
     /// Positions per page, a power of two.
     pub page_size: u32,

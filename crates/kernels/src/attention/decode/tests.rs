@@ -88,8 +88,17 @@ fn rows_are_batch_invariant() {
 fn plans_fit_the_device() {
     let only_64 = Caps { min_subgroup_size: 64, subgroup_size_control: false, ..known::radeon_780m() };
     for caps in [known::h200(), known::radeon_780m(), known::mesa_cpu(), known::bare_vulkan_13(), only_64] {
-        let dimensions =
-            [(4, 1, 256), (32, 16, 128), (9, 3, 64), (7, 1, 128), (8, 8, 80), (16, 1, 96), (64, 1, 256)];
+        let dimensions = [
+            (4, 1, 256),
+            (32, 16, 128),
+            (9, 3, 64),
+            (7, 1, 128),
+            (8, 8, 80),
+            (16, 1, 96),
+            (64, 1, 256),
+            (16, 2, 512),
+            (32, 4, 512),
+        ];
         for (heads, kv_heads, head_dim) in dimensions {
             for window in [0, 512] {
                 let shape = Shape { heads, kv_heads, head_dim, window, context_length: 131_072, ..SMALL };

@@ -19,6 +19,11 @@
 // so far and rescale the accumulators whenever it grows. Here the reference is raised to the maximum only when
 // that exceeds it by more than RESCALE_MARGIN, so rescaling is rare. Each row decides by its own scores alone.
 //
+// The accumulators of a head longer than 256 exceed a thread's registers. HEAD_PARTS subgroups then share 16
+// pairs, each with a part of the head: it computes that part of every score and of every output. They add up
+// the parts of the scores in shared memory, always in order, and find the same weights. Values take the place
+// of the keys there.
+//
 // A key outside a row's range does not change its sums, not even their rounding, and a block without keys of
 // a subgroup's rows is skipped: a row's result does not depend on the other rows, provided that matrix units
 // treat all their rows alike.
@@ -41,6 +46,8 @@ layout(constant_id = 7) const bool O_F16 = true;
 layout(constant_id = 8) const uint CHAINS = 2;
 // Each row is its own tile, and may belong to any sequence.
 layout(constant_id = 9) const bool INDEPENDENT_ROWS = false;
+// Subgroups that share 16 pairs, each with a part of the head.
+layout(constant_id = 10) const uint HEAD_PARTS = 1;
 
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Floats4 { vec4 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Words4 { uvec4 data[]; };
@@ -78,9 +85,9 @@ layout(push_constant, scalar) uniform Push {
 #include "f16.glsl"
 
 const uint SUBGROUPS = THREADS / LANES;
-const uint PAIRS = 16 * SUBGROUPS;
-// Matrices per head, and per block of keys.
-const uint HEAD_TILES = HEAD_DIM / 16;
+const uint PAIRS = 16 * SUBGROUPS / HEAD_PARTS;
+// Matrices per part of a head, and per block of keys.
+const uint PART_TILES = HEAD_DIM / 16 / HEAD_PARTS;
 const uint KEY_TILES = KEYS / 16;
 
 // Shared memory: queries, keys and values as lines of units; a unit is 8 f16 values. A line has an even
@@ -90,21 +97,26 @@ const uint UNITS = HEAD_DIM / 8;
 const uint STRIDE = UNITS + 1;
 const uint Q_AT = 0;
 const uint K_AT = QUERIES_IN_REGISTERS ? 0 : PAIRS * STRIDE;
-const uint V_AT = K_AT + KEYS * STRIDE;
+const uint V_AT = HEAD_PARTS > 1 ? K_AT : K_AT + KEYS * STRIDE;
 const uint LINES_END = V_AT + KEYS * STRIDE;
 // Then scratch per subgroup: 16 rows of scores, f32, followed by 16 rows of weights, f16. The padding is such
-// that ROW_THREADS threads of each of 4 rows read scores from all banks.
-const uint SCRATCH_AT = LINES_END > PAIRS * STRIDE ? LINES_END : PAIRS * STRIDE;
+// that ROW_THREADS threads of each of 4 rows read scores from all banks. Where heads have parts, queries kept
+// in registers and outputs use the memory of the scratch as well.
+const uint QUERIES_END = HEAD_PARTS > 1 ? 0 : PAIRS * STRIDE;
+const uint SCRATCH_AT = LINES_END > QUERIES_END ? LINES_END : QUERIES_END;
 const uint SCORES_STRIDE = KEYS / 4 + 2;
 const uint WEIGHTS_AT = 16 * SCORES_STRIDE;
 const uint WEIGHTS_STRIDE = KEYS / 8 + 1;
 const uint SUBGROUP_SCRATCH = WEIGHTS_AT + 16 * WEIGHTS_STRIDE;
 // The rescaling factors reuse the memory of the scores.
 const uint FACTORS_STRIDE = 5;
-shared uvec4 units[SCRATCH_AT + SUBGROUPS * SUBGROUP_SCRATCH];
+const uint SCRATCH_END = SCRATCH_AT + SUBGROUPS * SUBGROUP_SCRATCH;
+// Outputs reuse all of this memory, this many matrices of a row at a time.
+const uint OUT_STRIDE = UNITS / HEAD_PARTS + 1;
+const uint OUT_TILES = OUT_STRIDE / 4;
+const uint OUT_END = SUBGROUPS * 16 * OUT_STRIDE;
+shared uvec4 units[SCRATCH_END > OUT_END ? SCRATCH_END : OUT_END];
 #include "matrix.glsl"
-// Outputs reuse the memory of the lines, this many matrices of a row at a time.
-const uint OUT_TILES = STRIDE / 4;
 
 // Threads that share a row of scores, and rows per thread.
 const uint ROW_THREADS = 2;
@@ -211,12 +223,15 @@ void main() {
     uint lane = gl_SubgroupInvocationID;
     uint row_thread = lane % ROW_THREADS;
     // The subgroup's first pair. A subgroup without pairs helps to load, and writes nothing.
-    uint own_pair = first_pair + gl_SubgroupID * 16;
+    uint own_pair = first_pair + gl_SubgroupID / HEAD_PARTS * 16;
     bool is_empty = own_pair >= pairs;
     uint own_row = own_pair / group;
     uint own_first = position + own_row - first_row;
     uint own_last = min(position + (own_pair + 15) / group - first_row, last);
     uint scratch_at = SCRATCH_AT + gl_SubgroupID * SUBGROUP_SCRATCH;
+    // The first matrix of the subgroup's part of the head, and the scores of the first part.
+    uint first_tile = gl_SubgroupID % HEAD_PARTS * PART_TILES;
+    uint scores_at = scratch_at - gl_SubgroupID % HEAD_PARTS * SUBGROUP_SCRATCH;
 
     uint block = first / KEYS;
     uint end = last / KEYS + 1;
@@ -231,19 +246,19 @@ void main() {
         uvec2 high = packed_halves(push.q.data[at + 1] * LOG2_E);
         units[Q_AT + i / UNITS * STRIDE + i % UNITS] = uvec4(low, high);
     }
-    uint q_at = Q_AT + gl_SubgroupID * 16 * STRIDE;
-    MatrixA queries[QUERIES_IN_REGISTERS ? HEAD_TILES : 1];
+    uint q_at = Q_AT + gl_SubgroupID / HEAD_PARTS * 16 * STRIDE + 2 * first_tile;
+    MatrixA queries[QUERIES_IN_REGISTERS ? PART_TILES : 1];
     if (QUERIES_IN_REGISTERS) {
         barrier();
-        unrolled for (uint d = 0; d < HEAD_TILES; d++) {
+        unrolled for (uint d = 0; d < PART_TILES; d++) {
             matrix_load_a(queries[QUERIES_IN_REGISTERS ? d : 0], q_at + 2 * d, STRIDE);
         }
         barrier();
     }
 
-    MatrixSums o[HEAD_TILES];
+    MatrixSums o[PART_TILES];
     MatrixSums sum;
-    unrolled for (uint d = 0; d < HEAD_TILES; d++) {
+    unrolled for (uint d = 0; d < PART_TILES; d++) {
         matrix_zero(o[d]);
     }
     matrix_zero(sum);
@@ -271,7 +286,7 @@ void main() {
             unrolled for (uint i = 0; i < KEY_TILES * CHAINS; i++) {
                 matrix_zero(scores[i]);
             }
-            unrolled for (uint d = 0; d < HEAD_TILES; d++) {
+            unrolled for (uint d = 0; d < PART_TILES; d++) {
                 MatrixA q;
                 if (QUERIES_IN_REGISTERS) {
                     q = queries[QUERIES_IN_REGISTERS ? d : 0];
@@ -280,7 +295,7 @@ void main() {
                 }
                 unrolled for (uint k = 0; k < KEY_TILES; k++) {
                     MatrixB keys;
-                    matrix_load_b_columns(keys, K_AT + 16 * k * STRIDE + 2 * d, STRIDE);
+                    matrix_load_b_columns(keys, K_AT + 16 * k * STRIDE + 2 * (first_tile + d), STRIDE);
                     matrix_multiply(q, keys, scores[k * CHAINS + d % CHAINS]);
                 }
             }
@@ -290,17 +305,27 @@ void main() {
                 }
                 matrix_store_sums(scores[k * CHAINS], scratch_at + 4 * k, SCORES_STRIDE);
             }
-            subgroup_shared_barrier();
-
+            if (HEAD_PARTS == 1) {
+                subgroup_shared_barrier();
+            }
+        }
+        if (HEAD_PARTS > 1) {
+            // All parts of the scores are visible; the keys are no longer needed.
+            barrier();
+        }
+        bool any_rescaled = false;
+        float factors[LANE_ROWS];
+        if (has_keys) {
             bool all_in_range = block_last <= own_first && block_first >= first_position(own_last, push.window);
-            bool any_rescaled = false;
-            float factors[LANE_ROWS];
             unrolled for (uint i = 0; i < LANE_ROWS; i++) {
                 uint row = i * (LANES / ROW_THREADS) + lane / ROW_THREADS;
                 vec4 weights[LANE_VEC4S];
                 unrolled for (uint j = 0; j < LANE_VEC4S; j++) {
-                    uvec4 bits = units[scratch_at + row * SCORES_STRIDE + j * ROW_THREADS + row_thread];
-                    weights[j] = uintBitsToFloat(bits);
+                    uint at = scores_at + row * SCORES_STRIDE + j * ROW_THREADS + row_thread;
+                    weights[j] = uintBitsToFloat(units[at]);
+                    unrolled for (uint part = 1; part < HEAD_PARTS; part++) {
+                        weights[j] += uintBitsToFloat(units[at + part * SUBGROUP_SCRATCH]);
+                    }
                 }
                 if (!all_in_range) {
                     uint low = first_position(own_positions[i], push.window);
@@ -330,9 +355,17 @@ void main() {
                     units[at][unit_half % 2 * 2 + 1] = halves.y;
                 }
             }
+        }
+
+        store_block(V_AT, thread, fetched);
+        // Values are visible to all, and weights to the subgroup; the keys are no longer needed.
+        barrier();
+        if (block + 1 < end) {
+            fetch(push.k, (next_page * push.kv_heads + kv_head) * PAGE_SIZE, block + 1, first, last, thread, fetched);
+        }
+        if (has_keys) {
+            // The memory of the scores is free: all threads have read them.
             if (subgroupAny(any_rescaled)) {
-                // All threads have read the scores.
-                subgroup_shared_barrier();
                 unrolled for (uint i = 0; i < LANE_ROWS; i++) {
                     uint row = i * (LANES / ROW_THREADS) + lane / ROW_THREADS;
                     unrolled for (uint j = 0; j < 4 / ROW_THREADS; j++) {
@@ -343,30 +376,25 @@ void main() {
                 subgroup_shared_barrier();
                 MatrixSums factor_matrix;
                 matrix_load_sums(factor_matrix, scratch_at, FACTORS_STRIDE);
-                unrolled for (uint d = 0; d < HEAD_TILES; d++) {
+                unrolled for (uint d = 0; d < PART_TILES; d++) {
                     matrix_scale(o[d], factor_matrix);
                 }
                 matrix_scale(sum, factor_matrix);
             }
-        }
-
-        store_block(V_AT, thread, fetched);
-        // Values are visible to all, and weights to the subgroup; the keys are no longer needed.
-        barrier();
-        if (block + 1 < end) {
-            fetch(push.k, (next_page * push.kv_heads + kv_head) * PAGE_SIZE, block + 1, first, last, thread, fetched);
-        }
-        if (has_keys) {
             unrolled for (uint k = 0; k < KEY_TILES; k++) {
                 MatrixA weights;
                 matrix_load_a(weights, scratch_at + WEIGHTS_AT + 2 * k, WEIGHTS_STRIDE);
                 matrix_multiply(weights, ones, sum);
-                unrolled for (uint d = 0; d < HEAD_TILES; d++) {
+                unrolled for (uint d = 0; d < PART_TILES; d++) {
                     MatrixB values;
-                    matrix_load_b_rows(values, V_AT + 16 * k * STRIDE + 2 * d, STRIDE);
+                    matrix_load_b_rows(values, V_AT + 16 * k * STRIDE + 2 * (first_tile + d), STRIDE);
                     matrix_multiply(weights, values, o[d]);
                 }
             }
+        }
+        if (HEAD_PARTS > 1) {
+            // The values are no longer needed.
+            barrier();
         }
         if (block + 1 < end) {
             store_block(K_AT, thread, fetched);
@@ -379,15 +407,15 @@ void main() {
     if (is_empty) {
         return;
     }
-    uint out_at = gl_SubgroupID * 16 * STRIDE;
-    unrolled for (uint tile = 0; tile < HEAD_TILES; tile += OUT_TILES) {
+    uint out_at = gl_SubgroupID * 16 * OUT_STRIDE;
+    unrolled for (uint tile = 0; tile < PART_TILES; tile += OUT_TILES) {
         // All threads have read the previous content.
         subgroup_shared_barrier();
-        uint tiles = min(OUT_TILES, HEAD_TILES - tile);
+        uint tiles = min(OUT_TILES, PART_TILES - tile);
         unrolled for (uint i = 0; i < OUT_TILES; i++) {
             if (i < tiles) {
                 matrix_divide(o[tile + i], sum);
-                matrix_store_sums(o[tile + i], out_at + 4 * i, STRIDE);
+                matrix_store_sums(o[tile + i], out_at + 4 * i, OUT_STRIDE);
             }
         }
         subgroup_shared_barrier();
@@ -396,10 +424,10 @@ void main() {
         for (uint i = lane; i < 16 * vec8s; i += LANES) {
             uint pair = own_pair + i / vec8s;
             if (pair < pairs) {
-                uvec4 low = units[out_at + i / vec8s * STRIDE + i % vec8s * 2];
-                uvec4 high = units[out_at + i / vec8s * STRIDE + i % vec8s * 2 + 1];
+                uvec4 low = units[out_at + i / vec8s * OUT_STRIDE + i % vec8s * 2];
+                uvec4 high = units[out_at + i / vec8s * OUT_STRIDE + i % vec8s * 2 + 1];
                 uint head = kv_head * group + pair % group;
-                uint at = pair / group * push.o_stride + head * HEAD_DIM + tile * 16 + i % vec8s * 8;
+                uint at = pair / group * push.o_stride + head * HEAD_DIM + (first_tile + tile) * 16 + i % vec8s * 8;
                 if (O_F16) {
                     push.o.data[at / 8] = uvec4(f16_activations(uintBitsToFloat(low)), f16_activations(uintBitsToFloat(high)));
                 } else {

@@ -75,6 +75,22 @@ pub(super) fn steps() -> Vec<Step> {
     ]
 }
 
+/// Heads whose output exceeds the registers of a subgroup, so that several share it. Without cooperative
+/// matrices, queries cannot leave shared memory, and the CPU driver's does not hold them.
+pub(super) fn long_head_steps() -> Vec<Step> {
+    let long = Shape { heads: 8, head_dim: 512, ..GEMMA };
+    let int8 = Shape { heads: 4, kv_heads: 2, scheme: KvScheme::Int8, ..long };
+    vec![
+        prefill(long, 0, 17),
+        prefill(Shape { heads: 16, kv_heads: 2, window: 40, ..long }, 250, 13),
+        prefill(Shape { heads: 4, kv_heads: 4, page_size: 16, ..long }, 61, 71),
+        prefill(Shape { window: 100, ..int8 }, 190, 35),
+        Step { query_scale: 14.0, ..prefill(long, 120, 40) },
+        Step { inactive_before: 3, ..prefills(int8, &[(3, 20), (0, 9), (64, 2), (5, 1)]) },
+        prefill(Shape { head_dim: 384, ..long }, 30, 40),
+    ]
+}
+
 /// Rows of several sequences, for plans with independent rows.
 pub(super) fn mixed_steps() -> Vec<Step> {
     let long = Shape { heads: 4, kv_heads: 2, head_dim: 128, ..GEMMA };
@@ -92,7 +108,7 @@ pub(super) fn mixed_steps() -> Vec<Step> {
 pub(super) fn cases(caps: &Caps) -> Vec<Case> {
     let mut list = Vec::new();
     let mixed = mixed_steps().into_iter();
-    for step in mixed.chain(steps().into_iter().step_by(4)) {
+    for step in mixed.chain(steps().into_iter().step_by(4)).chain(long_head_steps().into_iter().step_by(3)) {
         let Some(plan) = policy::plan(caps, &step.shape).map(|plan| plan.with_independent_rows(&step.shape))
         else {
             continue;
@@ -101,7 +117,7 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
             run(device, &step, Kind::F16, plan)
         }));
     }
-    for (i, step) in steps().into_iter().enumerate() {
+    for (i, step) in steps().into_iter().chain(long_head_steps()).enumerate() {
         // Every plan that fits for some shapes, one of each head length of Gemma 3 among them: plans other
         // than the policy's must work too.
         let plans = policy::plans(caps, &step.shape);
@@ -129,7 +145,7 @@ fn name(step: &Step, kind: Kind, plan: &Plan) -> String {
     let window = if shape.window > 0 { format!(", window {}", shape.window) } else { String::new() };
     let chunks = step.chunk_ends().map_or(String::new(), |ends| format!(" in {} chunks", ends.len() - 2));
     format!(
-        "{} rows{chunks} from {}{before}, {}/{} × {} {}, pages of {}{window}{scores}, to {}, {} pairs × {} keys{}{}",
+        "{} rows{chunks} from {}{before}, {}/{} × {} {}, pages of {}{window}{scores}, to {}, {} pairs × {} keys{}{}{}",
         step.rows.len(),
         step.rows[0].1,
         shape.heads,
@@ -140,6 +156,7 @@ fn name(step: &Step, kind: Kind, plan: &Plan) -> String {
         crate::Activations::from(kind),
         plan.pairs(),
         plan.keys,
+        if plan.head_parts > 1 { ", heads in parts" } else { "" },
         if plan.queries_in_registers { ", queries in registers" } else { "" },
         if plan.independent_rows { ", independent rows" } else { "" },
     )

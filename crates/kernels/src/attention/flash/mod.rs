@@ -138,6 +138,7 @@ fn variant(shape: &Shape, output: Output, plan: Plan) -> Variant {
         o_f16: output == Output::F16,
         chains: plan.chains,
         independent_rows: plan.independent_rows,
+        head_parts: plan.head_parts,
     };
     let label = format!(
         "{} pairs × {} keys{}, heads of {} {}, queries in {}, to {}",

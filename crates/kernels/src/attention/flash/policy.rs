@@ -17,18 +17,22 @@ const PRODUCT: MatrixShape =
 const SIDE: u32 = 16;
 /// Subgroup size; its threads share rows of scores in pairs.
 const LANES: u32 = 32;
-/// Maximum head length: its output fills half of a thread's registers.
-const MAX_HEAD_DIM: u32 = 256;
-/// Minimum head length: an output reuses the shared memory of a query.
-const MIN_HEAD_DIM: u32 = 32;
+/// Maximum length of a head, or of each of its parts: its output fills half of a thread's registers.
+const MAX_PART: u32 = 256;
+/// Minimum length of a head, or of each of its parts: outputs are written through memory of this width.
+const MIN_PART: u32 = 32;
+/// Maximum head length.
+const MAX_HEAD_DIM: u32 = 512;
 
 /// A variant of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// T2; T1 only for tests.
     pub tier: Tier,
-    /// Subgroups per workgroup, each with 16 pairs of a row and a query head.
+    /// Subgroups per workgroup, a multiple of `head_parts`.
     pub subgroups: u32,
+    /// Subgroups that share 16 pairs of a row and a query head, each with a part of the head.
+    pub head_parts: u32,
     /// Threads per subgroup.
     pub lanes: u32,
     /// Keys per block: 16, 32 or 64.
@@ -46,7 +50,7 @@ impl Plan {
     /// The same for rows of any sequences; a row gets the same bits. Subgroups without a pair help to load
     /// keys and values.
     pub fn with_independent_rows(self, shape: &Shape) -> Self {
-        let min_subgroups = (shape.heads / shape.kv_heads).div_ceil(SIDE);
+        let min_subgroups = (shape.heads / shape.kv_heads).div_ceil(SIDE) * self.head_parts;
         Self { subgroups: self.subgroups.max(min_subgroups), independent_rows: true, ..self }
     }
 
@@ -57,7 +61,7 @@ impl Plan {
 
     /// Pairs of a row and a query head per workgroup.
     pub fn pairs(&self) -> u32 {
-        self.subgroups * SIDE
+        self.subgroups / self.head_parts * SIDE
     }
 
     /// The required subgroup size.
@@ -67,21 +71,39 @@ impl Plan {
 
     /// Shared memory per workgroup, in bytes.
     pub fn shared_bytes(&self, shape: &Shape) -> u32 {
-        let (queries, keys_and_values) = (self.pairs(), 2 * self.keys);
-        let lines =
-            if self.queries_in_registers { queries.max(keys_and_values) } else { queries + keys_and_values };
         let line = shape.head_dim / 8 + 1;
-        let scratch = SIDE * (self.keys / 4 + 2) + SIDE * (self.keys / 8 + 1);
-        (lines * line + self.subgroups * scratch) * 16
+        let scratch = self.subgroups * (SIDE * (self.keys / 4 + 2) + SIDE * (self.keys / 8 + 1));
+        let queries = if self.queries_in_registers { 0 } else { self.pairs() };
+        let units = match self.head_parts {
+            1 => (queries + 2 * self.keys).max(self.pairs()) * line + scratch,
+            // Values take the place of keys, and outputs that of everything.
+            parts => {
+                let outputs = self.subgroups * SIDE * (shape.head_dim / 8 / parts + 1);
+                ((queries + self.keys) * line + scratch).max(outputs)
+            }
+        };
+        units * 16
+    }
+
+    fn fits(&self, caps: &Caps, shape: &Shape) -> bool {
+        self.check(shape).is_ok()
+            && self.threads() <= caps.max_threads
+            && self.shared_bytes(shape) <= caps.max_shared_bytes
     }
 
     /// The reason why the plan cannot serve a shape, if any.
     pub fn check(&self, shape: &Shape) -> Result<(), String> {
-        if !shape.head_dim.is_multiple_of(SIDE) || !(MIN_HEAD_DIM..=MAX_HEAD_DIM).contains(&shape.head_dim) {
+        let (head_dim, parts) = (shape.head_dim, self.head_parts.max(1));
+        if !head_dim.is_multiple_of(SIDE * parts)
+            || !(MIN_PART * parts..=MAX_PART * parts).contains(&head_dim)
+            || head_dim > MAX_HEAD_DIM
+        {
             return Err(format!(
-                "a head_dim of {} is not supported: it must be a multiple of {SIDE} from {MIN_HEAD_DIM} to {MAX_HEAD_DIM}",
-                shape.head_dim
+                "a head_dim of {head_dim} in {parts} parts is not supported: each part must be a multiple of {SIDE} from {MIN_PART} to {MAX_PART}, and the head at most {MAX_HEAD_DIM}"
             ));
+        }
+        if self.head_parts == 0 || !self.subgroups.is_multiple_of(self.head_parts) {
+            return Err(format!("{} subgroups do not divide into {parts} parts", self.subgroups));
         }
         if shape.scheme == KvScheme::F32 {
             return Err("keys and values are f32: cooperative matrices need f16".into());
@@ -123,6 +145,9 @@ pub fn emulated(caps: &Caps, shape: &Shape) -> Option<Plan> {
 
 /// Prefers more pairs that share every key and value, then more keys per block.
 fn fitting(caps: &Caps, shape: &Shape, tier: Tier, lanes: u32) -> Vec<Plan> {
+    if shape.head_dim > MAX_PART {
+        return fitting_in_parts(caps, shape, tier, lanes);
+    }
     // A block of keys is about 8 KiB, and so is a block of values.
     let max_keys = (4096 / shape.head_dim.max(1)).min(shape.page_size);
     // Queries and outputs of long heads exceed the registers of some devices.
@@ -136,6 +161,7 @@ fn fitting(caps: &Caps, shape: &Shape, tier: Tier, lanes: u32) -> Vec<Plan> {
             in_registers.map(|in_registers| Plan {
                 tier,
                 subgroups,
+                head_parts: 1,
                 lanes,
                 keys,
                 queries_in_registers: in_registers,
@@ -144,20 +170,33 @@ fn fitting(caps: &Caps, shape: &Shape, tier: Tier, lanes: u32) -> Vec<Plan> {
             })
         })
     });
-    let fits = |plan: &Plan| {
-        plan.check(shape).is_ok()
-            && plan.threads() <= caps.max_threads
-            && plan.shared_bytes(shape) <= caps.max_shared_bytes
-    };
-    plans.filter(fits).collect()
+    plans.filter(|plan| plan.fits(caps, shape)).collect()
 }
 
-/// Heads, KV heads and head_dim of the Gemma 3 family, smallest model first, and of heads of 64. Windows need
-/// no other variants.
-const MODEL_SHAPES: [(u32, u32, u32); 5] =
-    [(4, 1, 256), (8, 4, 256), (16, 8, 256), (32, 16, 128), (9, 3, 64)];
+/// The same for heads whose output exceeds the registers of a subgroup. In four parts, the queries fit
+/// registers too: in shared memory, 16 queries of 512 would need half of the 32 KiB that many devices have.
+fn fitting_in_parts(caps: &Caps, shape: &Shape, tier: Tier, lanes: u32) -> Vec<Plan> {
+    let plans = [8, 4].into_iter().flat_map(|subgroups| {
+        [true, false].map(|in_registers| Plan {
+            tier,
+            subgroups,
+            head_parts: 4,
+            lanes,
+            keys: SIDE,
+            queries_in_registers: in_registers,
+            chains: 2,
+            independent_rows: false,
+        })
+    });
+    plans.filter(|plan| plan.fits(caps, shape)).collect()
+}
 
-/// Pipelines that the policy may request: those of the Gemma 3 family, and of heads of 64.
+/// Heads, KV heads and head_dim of the Gemma 3 family, smallest model first, of heads of 64, and of the global
+/// layers of Gemma 4. Windows need no other variants.
+const MODEL_SHAPES: [(u32, u32, u32); 6] =
+    [(4, 1, 256), (8, 4, 256), (16, 8, 256), (32, 16, 128), (9, 3, 64), (16, 2, 512)];
+
+/// Pipelines that the policy may request: those of the Gemma 3 and 4 families, and of heads of 64.
 pub fn variants(caps: &Caps) -> Vec<Variant> {
     let mut list: Vec<Variant> = Vec::new();
     for (heads, kv_heads, head_dim) in MODEL_SHAPES {

@@ -61,6 +61,30 @@ fn plans_of_other_devices_match_the_reference() {
     device.assert_no_messages();
 }
 
+/// Heads in parts, in the lengths that the CPU driver's shared memory holds.
+#[test]
+fn heads_in_parts_match_the_reference() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let long = Shape { heads: 8, kv_heads: 2, head_dim: 128, window: 50, ..SMALL };
+    let int8 = Shape { heads: 7, kv_heads: 1, head_dim: 192, scheme: KvScheme::Int8, ..SMALL };
+    let rows = [prefill(SMALL, 70, 37), prefill(long, 100, 19), prefill(int8, 30, 11)];
+    for (step, (subgroups, head_parts, keys)) in rows
+        .iter()
+        .zip([(4, 2, 32), (4, 4, 16), (2, 2, 16)])
+        .chain(rows[1..].iter().zip([(8, 4, 16), (6, 6, 16)]))
+    {
+        let plan =
+            Plan { subgroups, head_parts, keys, ..policy::emulated(device.caps(), &step.shape).unwrap() };
+        assert!(plan.shared_bytes(&step.shape) <= device.caps().max_shared_bytes, "{plan:?}");
+        check(&device, step, Output::F16, plan);
+        check(&device, step, Output::F32, plan.with_independent_rows(&step.shape));
+    }
+    let mixed = &cases::mixed_steps()[2];
+    let plan = Plan { head_parts: 4, ..policy::emulated(device.caps(), &mixed.shape).unwrap() };
+    check(&device, mixed, Output::F16, plan.with_independent_rows(&mixed.shape));
+    device.assert_no_messages();
+}
+
 fn check(device: &Device, step: &Step, output: Output, plan: Plan) {
     let comparison = cases::run(device, step, output, plan).unwrap();
     assert!(comparison.passed(), "{plan:?}, {step:?}: {:?}", comparison.first_mismatch);
@@ -108,7 +132,9 @@ fn without_active_rows_nothing_is_written() {
 fn plans_fit_the_device() {
     let small_shared = Caps { max_shared_bytes: 24576, ..known::h200() };
     for caps in [known::h200(), known::radeon_780m(), small_shared] {
-        for (heads, kv_heads, head_dim) in [(4, 1, 256), (32, 16, 128), (9, 3, 64), (7, 1, 32), (8, 8, 80)] {
+        for (heads, kv_heads, head_dim) in
+            [(4, 1, 256), (32, 16, 128), (9, 3, 64), (7, 1, 32), (8, 8, 80), (16, 2, 512)]
+        {
             for page_size in [16, 64, 256] {
                 let shape = Shape { heads, kv_heads, head_dim, page_size, ..SMALL };
                 let plan = policy::plan(&caps, &shape);
@@ -120,7 +146,11 @@ fn plans_fit_the_device() {
                 assert!(plan.threads() <= caps.max_threads && plan.tier == Tier::T2, "{text}");
                 assert!(plan.shared_bytes(&shape) <= caps.max_shared_bytes, "{text}");
                 assert!(plan.keys <= page_size && [16, 32, 64].contains(&plan.keys), "{text}");
-                assert!(caps.max_shared_bytes == 24576 || plan.subgroups == 4, "{text}");
+                assert!(
+                    caps.max_shared_bytes == 24576 || plan.subgroups == 4 * plan.head_parts.min(2),
+                    "{text}"
+                );
+                assert!(plan.head_parts == 1 || head_dim > 256, "{text}");
                 for other in policy::plans(&caps, &shape) {
                     assert!(other.shared_bytes(&shape) <= caps.max_shared_bytes, "{other:?} for {shape:?}");
                     assert!(other.check(&shape).is_ok(), "{other:?} for {shape:?}");
@@ -137,7 +167,7 @@ fn devices_with_cooperative_matrices_have_cases() {
     assert!(h200.len() > cases::steps().len(), "{h200:?}");
     let distinct: std::collections::HashSet<_> = h200.iter().collect();
     assert_eq!(distinct.len(), h200.len());
-    for what in ["× 256 f16", "× 128 f16", "× 64 f16", "queries in registers"] {
+    for what in ["× 512 f16", "× 256 f16", "× 128 f16", "× 64 f16", "queries in registers", "in parts"] {
         assert!(h200.iter().any(|name| name.contains(what)), "{what}");
     }
     assert!(names(&known::mesa_cpu()).is_empty());
@@ -150,7 +180,8 @@ fn unsupported_shapes_have_no_plan() {
     let unsupported = [
         Shape { scheme: KvScheme::F32, ..SMALL },
         Shape { head_dim: 72, ..SMALL },
-        Shape { head_dim: 512, ..SMALL },
+        Shape { head_dim: 528, ..SMALL },
+        Shape { head_dim: 272, ..SMALL },
         Shape { head_dim: 16, ..SMALL },
         Shape { page_size: 8, ..SMALL },
     ];

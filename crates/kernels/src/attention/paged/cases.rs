@@ -110,6 +110,7 @@ pub(crate) fn prefills(shape: Shape, chunks: &[(u32, u32)]) -> Step {
 /// windows.
 pub(super) fn steps() -> Vec<Step> {
     let small = Shape { heads: 2, head_dim: 64, ..GEMMA };
+    let long = Shape { head_dim: 512, ..GEMMA };
     let lengths = [0, 1, 62, 63, 64, 299];
     vec![
         decode(GEMMA, &lengths),
@@ -146,6 +147,11 @@ pub(super) fn steps() -> Vec<Step> {
         // After rows of other sequences.
         Step { inactive_before: 3, ..prefill(Shape { window: 40, ..small }, 50, 11) },
         Step { inactive_before: 5, ..decode(small, &[131, 299]) },
+        decode(Shape { heads: 8, ..long }, &[64, 0, 299]),
+        decode(Shape { heads: 4, kv_heads: 4, page_size: 64, scheme: KvScheme::F32, ..long }, &[0, 130]),
+        decode(Shape { heads: 4, kv_heads: 2, window: 40, scheme: KvScheme::Int8, ..long }, &[65, 2]),
+        prefill(Shape { heads: 8, ..long }, 61, 5),
+        prefill(Shape { heads: 4, kv_heads: 2, scheme: KvScheme::Int8, ..long }, 10, 9),
     ]
 }
 

@@ -13,7 +13,7 @@ pub struct Shape {
     pub heads: u32,
     /// Key and value heads.
     pub kv_heads: u32,
-    /// Values per head: a multiple of 8, of 32 where keys and values are int8; at most 256.
+    /// Values per head: a multiple of 8, of 32 where keys and values are int8; at most 512.
     pub head_dim: u32,
     /// Positions per page, a power of two.
     pub page_size: u32,
@@ -25,8 +25,8 @@ pub struct Shape {
     pub context_length: u32,
 }
 
-/// Maximum head length: a thread of the smallest subgroup that T1 allows then holds 8 vec8s.
-const MAX_HEAD_DIM: u32 = 256;
+/// Maximum head length: a thread of the smallest subgroup that T1 allows then holds 16 vec8s.
+const MAX_HEAD_DIM: u32 = 512;
 
 impl Shape {
     pub(crate) fn check(&self) -> Result<()> {
@@ -173,16 +173,20 @@ fn splits(caps: &Caps, shape: &Shape, plan: &Plan) -> u32 {
     target.clamp(1, (range / plan.min_split).clamp(1, MAX_SPLITS))
 }
 
-/// Heads, KV heads, head_dim, window and context length of the Gemma 3 family, smallest model first.
-const MODEL_SHAPES: [(u32, u32, u32, u32, u32); 5] = [
+/// Heads, KV heads, head_dim, window and context length of the Gemma 3 family, smallest model first, of heads
+/// of 64, and of the global layers of Gemma 4.
+const MODEL_SHAPES: [(u32, u32, u32, u32, u32); 8] = [
     (4, 1, 256, 512, 32_768),
     (8, 4, 256, 1024, 131_072),
     (16, 8, 256, 1024, 131_072),
     (32, 16, 128, 1024, 131_072),
     (9, 3, 64, 0, 8192),
+    (8, 1, 512, 0, 131_072),
+    (16, 2, 512, 0, 262_144),
+    (32, 4, 512, 0, 262_144),
 ];
 
-/// Pipelines that the policy may request: those of the Gemma 3 family, and of heads of 64.
+/// Pipelines that the policy may request: those of the Gemma 3 and 4 families, and of heads of 64.
 pub fn variants(caps: &Caps) -> Vec<Variant> {
     let mut list: Vec<Variant> = Vec::new();
     for tier in [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier)) {

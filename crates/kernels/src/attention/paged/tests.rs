@@ -123,8 +123,17 @@ fn prefill_rows_do_not_depend_on_their_tile() {
 fn plans_fit_the_device() {
     let only_64 = Caps { min_subgroup_size: 64, subgroup_size_control: false, ..known::radeon_780m() };
     for caps in [known::h200(), known::radeon_780m(), known::mesa_cpu(), known::bare_vulkan_13(), only_64] {
-        let dimensions =
-            [(4, 1, 256), (32, 16, 128), (9, 3, 64), (7, 1, 128), (8, 8, 80), (16, 1, 96), (64, 1, 256)];
+        let dimensions = [
+            (4, 1, 256),
+            (32, 16, 128),
+            (9, 3, 64),
+            (7, 1, 128),
+            (8, 8, 80),
+            (16, 1, 96),
+            (64, 1, 256),
+            (16, 2, 512),
+            (32, 4, 512),
+        ];
         for (heads, kv_heads, head_dim) in dimensions {
             for (mode, window) in [(Mode::Decode, 0), (Mode::Decode, 512), (Mode::Prefill, 0)] {
                 let shape = Shape { heads, kv_heads, head_dim, window, context_length: 131_072, ..SMALL };
@@ -172,7 +181,7 @@ fn invalid_shapes_are_rejected() {
         |shape| PagedAttention::new(&device, shape, Mode::Decode).err().expect("rejected").to_string();
     assert!(PagedAttention::new(&device, SMALL, Mode::Decode).is_ok());
     assert!(rejected(Shape { head_dim: 100, ..SMALL }).contains("multiple of 8"));
-    assert!(rejected(Shape { head_dim: 512, ..SMALL }).contains("up to 256"));
+    assert!(rejected(Shape { head_dim: 520, ..SMALL }).contains("up to 512"));
     assert!(rejected(Shape { heads: 5, ..SMALL }).contains("not a multiple"));
     assert!(rejected(Shape { page_size: 48, ..SMALL }).contains("power of two"));
     assert!(rejected(Shape { head_dim: 80, scheme: KvScheme::Int8, ..SMALL }).contains("groups of 32"));

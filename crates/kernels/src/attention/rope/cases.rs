@@ -51,6 +51,9 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
         Shape { heads: 9, kv_heads: 3, head_dim: 64, interleaved: true, scheme: KvScheme::Int8, ..plain },
         Shape { heads: 2, head_dim: 96, bias: true, page_size: 64, scheme: KvScheme::Int8, ..plain },
         Shape { heads: 2, kv_heads: 2, head_dim: 128, norm: true, partials: 3, ..plain },
+        Shape { heads: 8, head_dim: 512, norm: true, ..plain },
+        Shape { heads: 4, head_dim: 512, norm: true, scheme: KvScheme::F32, ..plain },
+        Shape { heads: 4, kv_heads: 2, head_dim: 512, norm: true, scheme: KvScheme::Int8, ..plain },
     ];
     let tiers = [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier));
     let after_inactive = [shapes[0], shapes[8]].map(|shape| (shape, 3));
@@ -80,6 +83,15 @@ pub(crate) fn split_into_partials(values: &[f32], stride: u32, row: u32, partial
     values.chunks(stride as usize).flat_map(split_row).collect()
 }
 
+/// Inverse frequencies; of heads of 512 only a quarter of the pairs rotate, as in Gemma 4.
+pub(crate) fn frequencies(head_dim: u32) -> Vec<f64> {
+    let mut frequencies = inverse_frequencies(head_dim as usize, 1e4, 1.0);
+    if head_dim == 512 {
+        frequencies[64..].fill(0.0);
+    }
+    frequencies
+}
+
 /// Runs one shape with one plan on random data. The rows before `first` are inactive too.
 pub(super) fn run(device: &Device, shape: Shape, plan: policy::Plan, first: usize) -> Result<Comparison> {
     let rows = POSITIONS.len() + INACTIVE;
@@ -99,7 +111,7 @@ pub(super) fn run(device: &Device, shape: Shape, plan: policy::Plan, first: usiz
     let qkv = qkv;
     let bias = floats(shape.row(), 20.0);
     let (q_weight, k_weight) = (floats(shape.head_dim, 2.0), floats(shape.head_dim, 2.0));
-    let frequencies = inverse_frequencies(shape.head_dim as usize, 1e4, 1.0);
+    let frequencies = frequencies(shape.head_dim);
     let tables = Tables::new(&frequencies, MAX_POSITIONS as usize);
 
     // Rows are in two slots; page 0 is unused.

@@ -62,10 +62,12 @@ const GEMMA: Shape = Shape {
     partials: 1,
 };
 
-/// Heads, KV heads and head_dim of the Gemma 3 family, smallest model first.
-const MODEL_SHAPES: [(u32, u32, u32); 4] = [(4, 1, 256), (8, 4, 256), (16, 8, 256), (32, 16, 128)];
+/// Heads, KV heads and head_dim of the Gemma 3 family, smallest model first, and of the global layers of
+/// Gemma 4.
+const MODEL_SHAPES: [(u32, u32, u32); 7] =
+    [(4, 1, 256), (8, 4, 256), (16, 8, 256), (32, 16, 128), (8, 1, 512), (16, 2, 512), (32, 4, 512)];
 
-/// Pipelines that the policy may request: those of the Gemma 3 family, and the features that other families
+/// Pipelines that the policy may request: those of the Gemma 3 and 4 families, and the features that other families
 /// need.
 pub fn variants(caps: &Caps) -> Vec<Variant> {
     let mut list = Vec::new();
@@ -76,7 +78,7 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
         let llama = Shape { heads: 9, kv_heads: 3, head_dim: 64, norm: false, interleaved: true, ..GEMMA };
         let exact = Shape { scheme: KvScheme::F32, ..GEMMA };
         let int8 = |shape: Shape| Shape { scheme: KvScheme::Int8, ..shape };
-        let small = [gemma[0], gemma[3], qwen2, llama].map(int8);
+        let small = [gemma[0], gemma[3], gemma[4], qwen2, llama].map(int8);
         for shape in gemma.into_iter().chain([qwen2, llama, exact]).chain(small) {
             list.push(variant(&shape, at_tier(caps, &shape, tier)));
         }
