@@ -110,50 +110,48 @@ pub fn list(words: &[String], device: Option<&str>, as_json: bool) -> anyhow::Re
 mod tests {
     use checkpoint::Config;
     use model::Size;
+    use tensor::Scheme;
     use weights::blueprint::{Reservation, kv_layers};
     use weights::plan::kv_bytes;
 
     use super::*;
 
     /// Parameters of the matrices.
-    fn parameters(config: &Config, untied_head: bool) -> u64 {
-        let [hidden, intermediate, vocab, query, kv, layers] = [
-            config.hidden,
-            config.intermediate,
-            config.vocab,
-            config.heads * config.head_dim,
-            config.kv_heads * config.head_dim,
-            config.layers,
-        ]
-        .map(u64::from);
-        let layer = hidden * (2 * query + 2 * kv + 3 * intermediate);
-        layers * layer + vocab * hidden * if untied_head { 2 } else { 1 }
+    fn parameters(config: &Config) -> u64 {
+        model::measure::weight_bytes(config, Scheme::F32) / 4
     }
 
     #[test]
     fn the_catalogue_agrees_with_published_dimensions() {
-        for (name, size, untied_head) in [
-            ("gemma3:270m", Size::Gemma270M, false),
-            ("gemma3:1b", Size::Gemma1B, false),
-            ("gemma3:4b", Size::Gemma4B, false),
-            ("gemma3:12b", Size::Gemma12B, false),
-            ("gemma3:27b", Size::Gemma27B, false),
-            ("smollm2:135m", Size::SmolLm135M, false),
-            ("llama3.2:1b", Size::Llama1B, false),
-            ("llama3.1:8b", Size::Llama8B, true),
-            ("qwen2.5:1.5b", Size::Qwen1B5, false),
-            ("qwen2.5:7b", Size::Qwen7B, true),
-            ("qwen3:8b", Size::Qwen3Of8B, true),
+        for (name, size) in [
+            ("gemma3:270m", Size::Gemma270M),
+            ("gemma3:1b", Size::Gemma1B),
+            ("gemma3:4b", Size::Gemma4B),
+            ("gemma3:12b", Size::Gemma12B),
+            ("gemma3:27b", Size::Gemma27B),
+            ("gemma4:e2b", Size::Gemma4E2B),
+            ("gemma4:e4b", Size::Gemma4E4B),
+            ("gemma4:12b", Size::Gemma4Of12B),
+            ("gemma4:26b-a4b", Size::Gemma4Of26B),
+            ("gemma4:31b", Size::Gemma4Of31B),
+            ("ministral3:8b", Size::Ministral8B),
+            ("smollm2:135m", Size::SmolLm135M),
+            ("llama3.2:1b", Size::Llama1B),
+            ("llama3.1:8b", Size::Llama8B),
+            ("qwen2.5:1.5b", Size::Qwen1B5),
+            ("qwen2.5:7b", Size::Qwen7B),
+            ("qwen3:8b", Size::Qwen3Of8B),
+            ("qwen3:30b-a3b", Size::Qwen3Of30B),
         ] {
             let model = catalogue::find(name).unwrap();
             let config = size.config().unwrap();
-            let ratio = f64::from(model.millions) * 1e6 / parameters(&config, untied_head) as f64;
+            let ratio = f64::from(model.millions) * 1e6 / parameters(&config) as f64;
             assert!((0.99..1.01).contains(&ratio), "{name}: parameters {ratio}");
             // Sliding-window layers keep the window and a prefill chunk of 512 tokens.
-            let window = if name.starts_with("gemma3:270m") || name == "gemma3:1b" { 512 } else { 1024 };
+            let window = config.attentions().find_map(|attention| attention.span.window()).unwrap_or(0);
             let reservation = Reservation {
                 context_length: 8192,
-                sliding_tokens: window + 576,
+                sliding_tokens: u64::from(window) + 576,
                 ..Reservation::WEIGHTS_ONLY
             };
             let kv = kv_bytes(&kv_layers(&config, &reservation), 8192, 1);
