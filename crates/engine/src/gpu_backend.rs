@@ -127,7 +127,7 @@ impl Backend for GpuBackend {
         let runner = self.runner.as_ref()?;
         let model = runner.model();
         let kv_bytes = depths.iter().map(|depth| runner.cache().bytes_read(&model.config, *depth));
-        Some(model.bytes_per_step(depths.len())? + kv_bytes.sum::<u64>())
+        Some(model.bytes_per_step(depths.len(), None)? + kv_bytes.sum::<u64>())
     }
 
     fn mixed(

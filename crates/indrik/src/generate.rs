@@ -400,7 +400,7 @@ impl Generation {
         let (decode_bytes, read_back) = self.model.with_runner(|runner| {
             let model = runner.model();
             let positions = first_position..first_position + decode_steps as u32;
-            let weights = model.bytes_per_step(1).unwrap_or(0);
+            let weights = model.bytes_per_step(1, None).unwrap_or(0);
             let bytes =
                 positions.map(|position| weights + runner.cache().bytes_read(&model.config, position));
             Ok((bytes.sum(), runner.counters().read_back))

@@ -333,11 +333,14 @@ impl Model {
     }
 
     /// Bytes of weights that a step of this many rows reads: all matrices, except embeddings that are not also the head.
-    /// `None` where it depends on the experts that several rows have in common.
-    pub fn bytes_per_step(&self, rows: usize) -> Option<u64> {
-        if rows > 1 && self.experts().is_some() {
-            return None;
-        }
+    /// `experts_hit` is the number of experts per layer that its rows pass through; `None` where it is not known and
+    /// depends on the experts that several rows have in common.
+    pub fn bytes_per_step(&self, rows: usize, experts_hit: Option<u32>) -> Option<u64> {
+        let hit = match self.experts() {
+            Some(experts) if rows == 1 => experts.per_token,
+            Some(_) => experts_hit?,
+            None => 0,
+        };
         let has_head = self.weights.by_id(MatrixId::Head).next().is_some();
         let skipped = |id: &MatrixId| match id {
             MatrixId::Embedding => has_head,
@@ -345,14 +348,19 @@ impl Model {
             _ => false,
         };
         let matrices = self.weights.matrices.iter().filter(|(id, _)| !skipped(id));
-        Some(matrices.map(|(id, matrix)| self.read_per_row(*id, matrix.bytes())).sum())
+        Some(matrices.map(|(id, matrix)| self.read_by_experts(*id, matrix.bytes(), hit)).sum())
     }
 
     /// The part of `all`, bytes or weights of a matrix, that a single row reads: of the experts, that of its own.
     fn read_per_row(&self, id: MatrixId, all: u64) -> u64 {
+        self.read_by_experts(id, all, self.experts().map_or(0, |experts| experts.per_token))
+    }
+
+    /// The same for `hit` experts.
+    fn read_by_experts(&self, id: MatrixId, all: u64, hit: u32) -> u64 {
         match (id, self.experts()) {
             (MatrixId::ExpertGateUp(_) | MatrixId::ExpertDown(_), Some(experts)) => {
-                all / u64::from(experts.count) * u64::from(experts.per_token)
+                all / u64::from(experts.count) * u64::from(hit)
             }
             _ => all,
         }

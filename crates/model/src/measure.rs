@@ -333,6 +333,12 @@ impl Runner {
         Ok(sequence)
     }
 
+    /// Experts of the last layer that the last decode step of this many rows passed through; `None` for models without
+    /// experts.
+    pub fn experts_hit(&self, rows: usize) -> Result<Option<u32>> {
+        self.programs().experts_hit(self.model(), rows)
+    }
+
     /// Profiles one decode step, as [`Runner::decode`] runs it, with a timestamp after every command.
     pub fn profile(&mut self, batch: &mut [DecodeRow<'_>]) -> Result<Profile> {
         let read = |row: &DecodeRow<'_>| self.cache().bytes_read(&self.model().config, row.sequence.len());

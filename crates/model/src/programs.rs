@@ -17,7 +17,9 @@ use kernels::{
 };
 
 use crate::{
-    Error, Model, Result, decoder,
+    Error, Model, Result,
+    bucket::bucket,
+    decoder,
     kv_cache::KvCache,
     pacer::{Pacer, StepExtent},
     sampler::SamplerState,
@@ -359,6 +361,16 @@ impl ProgramCache {
     ) -> Result<Program> {
         let recorder = sources.model.device.timed_recorder(timestamps)?;
         Ok(self.record(sources, key, range, recorder)?.seal()?)
+    }
+
+    /// Experts of the last layer that the last decode step of this many rows passed through; `None` for models without
+    /// experts, and before such a step.
+    pub fn experts_hit(&self, model: &Model, rows: usize) -> Result<Option<u32>> {
+        let (Some(experts), Some(scratch)) = (model.experts(), self.scratch.get(&bucket(rows))) else {
+            return Ok(None);
+        };
+        let pairs = rows * experts.per_token as usize;
+        Ok(Some(scratch.experts().hit(model, pairs)?.len() as u32))
     }
 
     /// Allocates the buffers that a program uses.

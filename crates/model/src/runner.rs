@@ -353,6 +353,10 @@ impl Runner {
         programs.prepare(&mut sources, keys)
     }
 
+    pub(crate) fn programs(&self) -> &ProgramCache {
+        &self.programs
+    }
+
     fn programs_and_sources(&mut self) -> (&mut ProgramCache, Sources<'_>) {
         let Self { model, cache, state, sampler, programs, pacer, .. } = self;
         (programs, Sources { model, cache, state, sampler, pacer })

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
 
 use checkpoint::{Experts, FeedForward, Role};
-use gpu::{Arena, Buffer};
+use gpu::{Arena, Buffer, Lifetime, Memory};
 use kernels::{
     Activations, Epilogue, Matrix, Target, Vectors,
     experts::{
-        ExpertColumns, Groups,
+        ExpertColumns, Groups, NO_EXPERT,
         combine::{self, Combine},
         group::{Group, GroupBuffers},
         router::{self, Router},
@@ -22,7 +22,7 @@ use tensor::Layout;
 use weights::blueprint::MatrixId;
 
 use super::{BlockOutput, Step, StepBuffers};
-use crate::{Model, Result, loaded::epilogue};
+use crate::{Model, Result, loaded::epilogue, state::TIMEOUT};
 
 /// Buffers of a step's experts: one column per pair of a row and one of its experts.
 pub(crate) struct ExpertScratch {
@@ -112,6 +112,19 @@ impl ExpertScratch {
             vectors.record_clear(recorder, "clear")?;
         }
         Ok(())
+    }
+
+    /// The experts that `pairs` pairs of the last step's last layer chose, without repetitions.
+    pub fn hit(&self, model: &Model, pairs: usize) -> Result<BTreeSet<u32>> {
+        let mut arena =
+            Arena::new(&model.device, Lifetime::Staging, Memory::Readback).with_block_size(1 << 16);
+        let bytes = (pairs * 4) as u64;
+        let chosen = arena.buffer("chosen experts", bytes)?;
+        let mut recorder = model.device.recorder()?;
+        recorder.copy("chosen experts", self.chosen.slice(0..bytes)?, &chosen)?;
+        recorder.seal()?.run(TIMEOUT)?;
+        let chosen: Vec<u32> = chosen.read_vec()?;
+        Ok(chosen.into_iter().filter(|expert| *expert != NO_EXPERT).collect())
     }
 
     /// The buffers of experts beside a dense block.

@@ -149,7 +149,7 @@ impl Scratch {
     }
 
     /// The buffers of layers with experts.
-    pub(super) fn experts(&self) -> &ExpertScratch {
+    pub(crate) fn experts(&self) -> &ExpertScratch {
         self.experts.as_ref().expect("a model with experts has memory for them")
     }
 }
