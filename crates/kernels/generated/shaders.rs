@@ -185,6 +185,10 @@ pub mod attention_decode {
         pub scale: f32,
         /// `PARTIALS`: `uint`, constant 18.
         pub partials: u32,
+        /// `KEYS_AND_VALUES`: `uint`, constant 19.
+        pub keys_and_values: u32,
+        /// `VALUE_NORM`: `bool`, constant 20.
+        pub value_norm: bool,
     }
 
     impl Default for Constants {
@@ -210,6 +214,8 @@ pub mod attention_decode {
                 epsilon: 0.0,
                 scale: 1.0,
                 partials: 1,
+                keys_and_values: 0,
+                value_norm: false,
             }
         }
     }
@@ -236,6 +242,8 @@ pub mod attention_decode {
                 self.epsilon.to_bits(),
                 self.scale.to_bits(),
                 self.partials,
+                self.keys_and_values,
+                u32::from(self.value_norm),
             ]
         }
     }
@@ -245,7 +253,7 @@ pub mod attention_decode {
         name: "attention_decode.t0",
         spirv: include_bytes!("attention_decode.t0.spv"),
         push_size: 128,
-        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18],
+        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 
@@ -254,7 +262,7 @@ pub mod attention_decode {
         name: "attention_decode.t1",
         spirv: include_bytes!("attention_decode.t1.spv"),
         push_size: 128,
-        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18],
+        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 
@@ -2510,6 +2518,10 @@ pub mod rope {
         pub interleaved: bool,
         /// `PARTIALS`: `uint`, constant 10.
         pub partials: u32,
+        /// `KEYS_AND_VALUES`: `uint`, constant 11.
+        pub keys_and_values: u32,
+        /// `VALUE_NORM`: `bool`, constant 12.
+        pub value_norm: bool,
     }
 
     impl Default for Constants {
@@ -2526,6 +2538,8 @@ pub mod rope {
                 qkv_bias: false,
                 interleaved: false,
                 partials: 1,
+                keys_and_values: 0,
+                value_norm: false,
             }
         }
     }
@@ -2544,6 +2558,8 @@ pub mod rope {
                 u32::from(self.qkv_bias),
                 u32::from(self.interleaved),
                 self.partials,
+                self.keys_and_values,
+                u32::from(self.value_norm),
             ]
         }
     }
@@ -2553,7 +2569,7 @@ pub mod rope {
         name: "rope.t0",
         spirv: include_bytes!("rope.t0.spv"),
         push_size: 120,
-        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10],
+        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 
@@ -2562,7 +2578,7 @@ pub mod rope {
         name: "rope.t1",
         spirv: include_bytes!("rope.t1.spv"),
         push_size: 120,
-        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10],
+        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 

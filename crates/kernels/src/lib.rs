@@ -76,7 +76,10 @@ pub mod transcode;
 mod variant;
 mod vectors;
 
-pub use attention::kv::{KvLayer, KvShape, KvTable};
+pub use attention::{
+    kv::{KvLayer, KvShape, KvTable},
+    rope::KeysAndValues,
+};
 pub use matmul::common::{Epilogue, OutputFormat, Target};
 pub use matrix::{Matrix, MatrixBlock};
 pub use variant::{Kernel, Variant};

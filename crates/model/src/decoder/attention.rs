@@ -119,7 +119,8 @@ impl Layer<'_> {
             qkv: scratch.qkv.view(),
             qkv_stride: shape.rope().row() * shape.partials,
             bias: self.bias(),
-            weights: self.head_norms()?,
+            q_weight: self.head_norm(Role::QueryNorm)?,
+            k_weight: self.head_norm(Role::KeyNorm)?,
             coarse: tables.coarse.view(),
             fine: tables.fine.view(),
             kv: cache.layer(self.number as usize),
@@ -136,13 +137,10 @@ impl Layer<'_> {
         Ok(kernel.record(recorder, "attention", rows as u32, &operands)?)
     }
 
-    /// The norms of query and key heads, where the layer has them.
-    fn head_norms(&self) -> Result<Option<(View, View)>> {
-        if !self.attention.head_norms {
-            return Ok(None);
-        }
-        let norm = |role| self.buffers.model.norm(Some(self.number), role);
-        Ok(Some((norm(Role::QueryNorm)?, norm(Role::KeyNorm)?)))
+    /// The norm of query or key heads, where the layer has it.
+    fn head_norm(&self, role: Role) -> Result<Option<View>> {
+        let has_norm = self.attention.head_norms;
+        has_norm.then(|| self.buffers.model.norm(Some(self.number), role)).transpose()
     }
 
     /// The bias of queries, keys and values, where the layer has one.
@@ -159,7 +157,8 @@ impl Layer<'_> {
             qkv: scratch.qkv.view(),
             qkv_stride: shape.rope().row() * shape.partials,
             bias: self.bias(),
-            weights: self.head_norms()?,
+            q_weight: self.head_norm(Role::QueryNorm)?,
+            k_weight: self.head_norm(Role::KeyNorm)?,
             epsilon: model.config.rms_norm_eps,
             scale: shape.scale,
             coarse: tables.coarse.view(),

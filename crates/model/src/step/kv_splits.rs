@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, btree_map::Entry};
 use checkpoint::{Attention, config::RopePairs};
 use gpu::{Arena, Buffer, Lifetime, Memory, View};
 use kernels::{
-    Activations,
+    Activations, KeysAndValues,
     attention::{
         decode::{self, DecodeAttention},
         paged::{Mode, PagedAttention},
@@ -41,7 +41,9 @@ pub(crate) fn attention_shape(
         scheme: limits.kv_scheme,
         window: attention.span.window().unwrap_or(0),
         context_length: limits.context_length,
+        keys_and_values: KeysAndValues::Projected,
         norm: attention.head_norms.then_some(config.rms_norm_eps),
+        value_norm: false,
         bias: attention.qkv_bias,
         interleaved: config.rope_pairs == RopePairs::Neighbours,
         partials: 1,

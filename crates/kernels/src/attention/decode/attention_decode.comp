@@ -2,7 +2,7 @@
 #pragma tiers(T0, T1)
 #extension GL_GOOGLE_include_directive : require
 // All attention work of a decode step in one dispatch, from the rows of the QKV product to the input of the
-// output projection. Each row belongs to a different sequence. Bias, QK norm, RoPE and scale; the write of
+// output projection. Each row belongs to a different sequence. Bias, norms, RoPE and scale; the write of
 // the new key and value into their page; softmax(q · kᵀ) · v over the pages of the cache; the combination of
 // the KV splits; and, where the next product needs it, the result as int16 or f16.
 //
@@ -11,7 +11,8 @@
 // of each block: its threads hold vec8s (8 neighbouring values) of every query and output, load the same
 // vec8s of keys and values, and sum their shares of the scores. The last non-empty split includes the row's
 // own position: its key and value are used as stored, but not read back. At the end the clusters' outputs are
-// combined, in order.
+// combined, in order. A layer that shares the keys and values of an earlier one writes nothing, and finds those
+// of the row's own position in the cache too.
 //
 // The last workgroup to finish combines the splits, always in split order. No workgroup waits for another.
 //
@@ -49,6 +50,10 @@ layout(constant_id = 17) const float SCALE = 1.0;
 
 // Split-K partial sums of the QKV product.
 layout(constant_id = 18) const uint PARTIALS = 1;
+// As KeysAndValues (rope/shape.rs).
+layout(constant_id = 19) const uint KEYS_AND_VALUES = 0;
+// Norms the value, without a weight.
+layout(constant_id = 20) const bool VALUE_NORM = false;
 
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Floats4 { vec4 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 16) buffer Words4 { uvec4 data[]; };
@@ -119,11 +124,16 @@ const bool PREFETCH = THREADS >= 32;
 // Loads in flight per thread while splits are combined.
 const uint COMBINE_LOADS = PREFETCH ? 16 : 2;
 
+const bool VALUES_FROM_KEYS = KEYS_AND_VALUES == 1;
+const bool SHARED = KEYS_AND_VALUES == 2;
+// Heads per row of the QKV product.
+const uint ROW_HEADS = QUERY_HEADS + (SHARED ? 0 : VALUES_FROM_KEYS ? KV_HEADS : 2 * KV_HEADS);
 // Heads to norm and rotate: the workgroup's queries, the key and the value.
 #define KEY HEADS
 #define VALUE (HEADS + 1)
+const uint ALL_HEADS = SHARED ? HEADS : HEADS + 2;
 // The heads at first, the outputs at the end.
-shared vec4 values[(HEADS + 2) * HEAD_VEC4S];
+shared vec4 values[ALL_HEADS * HEAD_VEC4S];
 shared vec4 cluster_outputs[CLUSTERS > 1 ? CLUSTERS * THREAD_VEC8S * LANES * 2 : 1];
 // Maximum score and sum of weights: per cluster, per head, and per split.
 shared vec2 cluster_max_and_sum[CLUSTERS > 1 ? CLUSTERS * HEADS : 1];
@@ -192,7 +202,10 @@ uint item_of(uint i, uint lane) {
 
 // Index of a head in a row of the QKV product.
 uint head_in_row(uint head, uint kv_head) {
-    return head < HEADS ? gl_WorkGroupID.x * HEADS + head : QUERY_HEADS + (head - HEADS) * KV_HEADS + kv_head;
+    if (head < HEADS) {
+        return gl_WorkGroupID.x * HEADS + head;
+    }
+    return QUERY_HEADS + (VALUES_FROM_KEYS ? 0 : (head - HEADS) * KV_HEADS) + kv_head;
 }
 
 // A thread's items of a head, and the weights of its norm.
@@ -204,7 +217,7 @@ void load_head(uint head, uint kv_head, uint lane, out vec4 x[THREAD_VEC4S], out
             uint from = gl_WorkGroupID.y * (push.qkv_stride / 4) + start + at[h];
             x[2 * i + h] = push.qkv.data[from];
             [[unroll]] for (uint sum = 1; sum < PARTIALS; sum++) {
-                x[2 * i + h] += push.qkv.data[from + sum * (QUERY_HEADS + 2 * KV_HEADS) * HEAD_VEC4S];
+                x[2 * i + h] += push.qkv.data[from + sum * ROW_HEADS * HEAD_VEC4S];
             }
             if (QKV_BIAS) {
                 x[2 * i + h] += push.bias.data[start + at[h]];
@@ -434,26 +447,26 @@ void main() {
     vec4 x[THREAD_VEC4S];
     vec4 weights[THREAD_VEC4S];
     if (PREFETCH) {
-        load_head(min(cluster, VALUE), kv_head, lane, x, weights);
+        load_head(min(cluster, ALL_HEADS - 1), kv_head, lane, x, weights);
     }
     if (row >= rows) {
         return;
     }
 
-    // Positions before the row's own; the last split also has that one.
+    // Positions to read: those before the row's own, which the last split has as well; or all.
     uint first = first_position(position, WINDOW);
     uint first_block = first / BLOCK;
-    uint blocks = position > first ? (position - 1) / BLOCK - first_block + 1 : 0;
+    uint last = SHARED ? position : max(position, 1) - 1;
+    uint blocks = SHARED || position > first ? last / BLOCK - first_block + 1 : 0;
     uint split_blocks = blocks_per_split(blocks, SPLITS, MIN_BLOCKS);
     // With a short range the later splits are empty.
     uint used_splits = max((blocks + split_blocks - 1) / split_blocks, 1);
     if (split >= used_splits) {
         return;
     }
-    bool has_own = split == used_splits - 1;
+    bool has_own = !SHARED && split == used_splits - 1;
     uint block = first_block + split * split_blocks;
     uint end = first_block + min((split + 1) * split_blocks, blocks);
-    uint last = max(position, 1) - 1;
 
     // These loads need only the position, and are in flight while pages are looked up.
     vec4 coarse[THREAD_VEC4S];
@@ -486,7 +499,7 @@ void main() {
     for (uint at = 0; at < heads; at += CLUSTERS) {
         uint head = at + cluster;
         if (!PREFETCH || at > 0) {
-            load_head(min(head, VALUE), kv_head, lane, x, weights);
+            load_head(min(head, ALL_HEADS - 1), kv_head, lane, x, weights);
         }
         float norm = 1.0;
         if (QK_NORM) {
@@ -510,6 +523,9 @@ void main() {
                     vec4 rotated_b = b * cosines[i] + a * sines[i];
                     low = INTERLEAVED ? vec4(rotated_a.x, rotated_b.x, rotated_a.y, rotated_b.y) : rotated_a;
                     high = INTERLEAVED ? vec4(rotated_a.z, rotated_b.z, rotated_a.w, rotated_b.w) : rotated_b;
+                } else if (VALUE_NORM) {
+                    low *= norm;
+                    high *= norm;
                 }
                 if (head < HEADS) {
                     low *= SCALE;

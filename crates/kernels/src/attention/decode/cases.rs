@@ -10,7 +10,7 @@ use crate::{
         kv::{KvLayer, KvShape, KvTable, reference as stored},
         paged::reference::range,
         rope::{
-            Tables,
+            KeysAndValues, Tables,
             cases::{frequencies, split_into_partials},
             reference::Row,
         },
@@ -41,7 +41,9 @@ pub(super) const GEMMA: Shape = Shape {
     scheme: KvScheme::F16,
     window: 0,
     context_length: 4096,
+    keys_and_values: KeysAndValues::Projected,
     norm: Some(1e-6),
+    value_norm: false,
     bias: false,
     interleaved: false,
     partials: 1,
@@ -56,6 +58,8 @@ pub(super) fn steps() -> Vec<Step> {
     let small = Shape { heads: 2, head_dim: 64, ..GEMMA };
     let plain = Shape { norm: None, scale: 0.1, ..small };
     let long = Shape { head_dim: 512, ..GEMMA };
+    let values_from_keys = Shape { keys_and_values: KeysAndValues::ValuesFromKeys, ..long };
+    let shared = Shape { keys_and_values: KeysAndValues::Shared, ..long };
     let lengths = [0, 1, 15, 16, 17, 63, 64, 299];
     let (int16, f16) = (Activations::Int16, Activations::F16);
     vec![
@@ -95,6 +99,18 @@ pub(super) fn steps() -> Vec<Step> {
             &[65, 2],
         ),
         step(Shape { heads: 4, kv_heads: 4, page_size: 64, scheme: KvScheme::F32, ..long }, &[0, 130]),
+        step(Shape { kv_heads: 2, value_norm: true, window: 40, ..small }, &[130, 5, 0]),
+        step(Shape { heads: 8, value_norm: true, ..values_from_keys }, &[64, 0, 299]),
+        step(
+            Shape { head_dim: 64, kv_heads: 2, partials: 3, scheme: KvScheme::Int8, ..values_from_keys },
+            &[65, 2],
+        ),
+        step(Shape { head_dim: 64, window: 40, partials: 2, ..shared }, &lengths),
+        step(Shape { heads: 8, output: f16, ..shared }, &[299, 0]),
+        step(
+            Shape { head_dim: 96, kv_heads: 2, scheme: KvScheme::Int8, output: int16, ..shared },
+            &[64, 0, 130],
+        ),
     ]
 }
 
@@ -135,15 +151,10 @@ fn name(step: &Step, plan: &Plan) -> String {
 /// Runs one step with one plan on random data and compares the result.
 pub(super) fn run(device: &Device, step: &Step, plan: Plan) -> Result<Comparison> {
     let data = Data::new(step);
-    let mut comparison = Comparison::default();
     // Rounding to int16 or f16 would hide errors, so f32 comes first, and the other formats are compared with
     // it.
     let f32_step = Step { shape: Shape { output: Activations::F32, ..step.shape }, ..step.clone() };
-    let buffers = Buffers::new(device, &f32_step, plan, &data)?;
-    buffers.run()?;
-    let o = buffers.read(&mut comparison)?;
-    compare_cache(&f32_step, &data, &buffers, &mut comparison)?;
-    compare_output(&f32_step, &data, buffers, &mut comparison)?;
+    let (o, mut comparison) = run_as(device, f32_step.shape, &f32_step, plan, &data)?;
     if step.shape.output != Activations::F32 {
         let buffers = Buffers::new(device, step, plan, &data)?;
         buffers.run()?;
@@ -154,6 +165,24 @@ pub(super) fn run(device: &Device, step: &Step, plan: Plan) -> Result<Comparison
         compare(&mut comparison, &want, buffers.o)?;
     }
     Ok(comparison)
+}
+
+/// The output words of a step in f32 with the kernel for the shape `computed`, which must not pass as another
+/// one.
+pub(super) fn run_as(
+    device: &Device,
+    computed: Shape,
+    step: &Step,
+    plan: Plan,
+    data: &Data,
+) -> Result<(Vec<u32>, Comparison)> {
+    let mut comparison = Comparison::default();
+    let buffers = Buffers::new(device, &Step { shape: computed, ..step.clone() }, plan, data)?;
+    buffers.run()?;
+    let o = buffers.read(&mut comparison)?;
+    compare_cache(step, data, &buffers, &mut comparison)?;
+    compare_output(step, data, buffers, &mut comparison)?;
+    Ok((o, comparison))
 }
 
 /// Written keys and values: those of the active rows, as in the reference, and nothing else.
@@ -207,6 +236,11 @@ fn compare_output(step: &Step, data: &Data, buffers: Buffers, comparison: &mut C
     compare(comparison, &want, buffers.o)
 }
 
+/// Values per row of the test data's QKV product, padding included: room for keys and values, projected or not.
+fn qkv_stride(shape: &Shape) -> u32 {
+    (shape.heads + 2 * shape.kv_heads) * shape.head_dim + 8
+}
+
 /// The QKV product, and a cache with randomly assigned pages.
 pub(super) struct Data {
     qkv: Vec<f32>,
@@ -247,7 +281,9 @@ impl Data {
                 if *entry == 0 {
                     *entry = free.swap_remove(random.integer(0, free.len() as i64 - 1) as usize);
                 }
-                for head in (0..shape.kv_heads).filter(|_| at < position) {
+                // Shared keys and values of the row's own position have been written too.
+                let is_written = at < position || shape.keys_and_values == KeysAndValues::Shared;
+                for head in (0..shape.kv_heads).filter(|_| is_written) {
                     let line = kv_shape.element(*entry, head, at, 0) as usize;
                     let line = line..line + shape.head_dim as usize;
                     for element in line.clone() {
@@ -260,13 +296,14 @@ impl Data {
         }
         let mut floats =
             |count: u32, scale: f32| (0..count).map(|_| random.signed() * scale).collect::<Vec<f32>>();
-        let row = shape.rope().row();
-        let mut qkv = floats((row + 8) * rows, 3.0);
+        let mut qkv = floats(qkv_stride(shape) * rows, 3.0);
         // A NaN value stays NaN, and affects only the values that share its scale.
-        qkv[((shape.heads + shape.kv_heads) * shape.head_dim) as usize + 5] = f32::NAN;
+        if shape.keys_and_values == KeysAndValues::Projected && !shape.value_norm {
+            qkv[((shape.heads + shape.kv_heads) * shape.head_dim) as usize + 5] = f32::NAN;
+        }
         Self {
             qkv,
-            bias: floats(row, 1.0),
+            bias: floats(shape.rope().row(), 1.0),
             weights: [floats(shape.head_dim, 2.0), floats(shape.head_dim, 1.0)],
             frequencies: frequencies(shape.head_dim),
             kv_shape,
@@ -282,7 +319,7 @@ impl Data {
         let shape = &step.shape;
         let length = shape.rope().row() as usize;
         Row {
-            qkv: &self.qkv[row as usize * (length + 8)..][..length],
+            qkv: &self.qkv[row as usize * qkv_stride(shape) as usize..][..length],
             bias: shape.bias.then_some(&self.bias),
             weights: shape.norm.map(|_| (&self.weights[0][..], &self.weights[1][..])),
             epsilon: shape.norm.unwrap_or(0.0),
@@ -300,7 +337,7 @@ impl Data {
     /// The same data for one row alone.
     #[cfg(test)]
     pub fn row_alone(&self, step: &Step, row: usize) -> Self {
-        let (length, stride) = (step.shape.rope().row() as usize + 8, self.table_stride as usize);
+        let (length, stride) = (qkv_stride(&step.shape) as usize, self.table_stride as usize);
         Self {
             qkv: self.qkv[row * length..][..length].to_vec(),
             bias: self.bias.clone(),
@@ -347,11 +384,10 @@ impl Buffers {
         if let Some(scratch) = &mut scratch {
             scratch.buffer.write(0, &vec![0; counter_words * 4])?;
         }
-        let weights = [
-            arena.buffer_from("weight", &data.weights[0])?.view(),
-            arena.buffer_from("weight", &data.weights[1])?.view(),
-        ];
-        let row = shape.rope().row();
+        let has_keys = shape.keys_and_values != KeysAndValues::Shared;
+        let q_weight = arena.buffer_from("weight", &data.weights[0])?.view();
+        let k_weight = arena.buffer_from("weight", &data.weights[1])?.view();
+        let (row, stride) = (shape.rope().row(), qkv_stride(shape));
         // As many workgroups as the step needs, or the maximum.
         let last = step.positions.iter().copied().max().unwrap_or(0);
         let groups = plan.groups(shape, columns as u32, last);
@@ -362,11 +398,12 @@ impl Buffers {
         };
         let operands = Operands {
             qkv: arena
-                .buffer_from("qkv", &split_into_partials(&data.qkv, row + 8, row, shape.partials))?
+                .buffer_from("qkv", &split_into_partials(&data.qkv, stride, row, shape.partials))?
                 .view(),
-            qkv_stride: row * shape.partials + 8,
+            qkv_stride: row * (shape.partials - 1) + stride,
             bias: if shape.bias { Some(arena.buffer_from("bias", &data.bias)?.view()) } else { None },
-            weights: shape.norm.map(|_| weights.into()),
+            q_weight: shape.norm.map(|_| q_weight),
+            k_weight: shape.norm.filter(|_| has_keys).map(|_| k_weight),
             coarse: arena.buffer_from("coarse table", &tables.coarse)?.view(),
             fine: arena.buffer_from("fine table", &tables.fine)?.view(),
             kv: &kv,

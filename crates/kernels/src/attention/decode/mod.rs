@@ -1,4 +1,4 @@
-//! Decode attention in one dispatch: QK norm, RoPE, the write of the new key and value into their page,
+//! Decode attention in one dispatch: norms, RoPE, the write of the new key and value into their page,
 //! softmax(q · kᵀ) · v, and the output in the format of the next product.
 //!
 //! Equivalent to [`rope`], [`paged`](crate::attention::paged) and
@@ -46,19 +46,23 @@ pub struct DecodeAttention {
 
 /// The buffers of one call.
 pub struct Operands<'a> {
-    /// Rows of query heads, key heads, value heads, f32; split-K partial sums of a row are consecutive.
+    /// Rows of query heads, key heads, value heads, f32, as far as the shape has them; split-K partial sums of
+    /// a row are consecutive.
     pub qkv: View,
     /// Values from one row of `qkv` to the next, a multiple of 4.
     pub qkv_stride: u32,
     /// One value per element of a row, if the shape has a bias.
     pub bias: Option<View>,
-    /// Weights of the query norm and the key norm, head_dim values each, if the shape has norms.
-    pub weights: Option<(View, View)>,
+    /// Weight of the query norm, head_dim values, if the shape has norms.
+    pub q_weight: Option<View>,
+    /// Weight of the key norm, if the shape has norms and keys.
+    pub k_weight: Option<View>,
     /// [`Tables::coarse`](crate::attention::rope::Tables::coarse).
     pub coarse: View,
     /// [`Tables::fine`](crate::attention::rope::Tables::fine).
     pub fine: View,
-    /// Keys and values of the positions before the rows' own; the rows' own are written.
+    /// Keys and values of the positions before the rows' own; the rows' own are written. Where they are shared,
+    /// the cache of the layer that writes them, the rows' own included.
     pub kv: &'a KvLayer,
     /// The page table, including the rows' own positions.
     pub table: &'a KvTable,
@@ -127,8 +131,8 @@ impl DecodeAttention {
         let push = Push {
             qkv: operands.qkv.clone().into(),
             bias: optional(operands.bias.as_ref()),
-            q_weight: optional(operands.weights.as_ref().map(|(q, _)| q)),
-            k_weight: optional(operands.weights.as_ref().map(|(_, k)| k)),
+            q_weight: optional(operands.q_weight.as_ref()),
+            k_weight: optional(operands.k_weight.as_ref()),
             coarse: operands.coarse.clone().into(),
             fine: operands.fine.clone().into(),
             k: (&operands.kv.k).into(),
@@ -158,7 +162,8 @@ impl DecodeAttention {
             qkv: &operands.qkv,
             qkv_stride: operands.qkv_stride,
             bias: operands.bias.as_ref(),
-            weights: operands.weights.as_ref(),
+            q_weight: operands.q_weight.as_ref(),
+            k_weight: operands.k_weight.as_ref(),
             coarse: &operands.coarse,
             fine: &operands.fine,
             kv: operands.kv,
@@ -207,7 +212,9 @@ fn variant(shape: &Shape, plan: Plan) -> Variant {
         window: shape.window,
         splits: plan.splits,
         min_blocks: plan.min_blocks(),
+        keys_and_values: shape.keys_and_values as u32,
         qk_norm: shape.norm.is_some(),
+        value_norm: shape.value_norm,
         qkv_bias: shape.bias,
         interleaved: shape.interleaved,
         partials: shape.partials,

@@ -7,7 +7,10 @@ pub use super::shape::Shape;
 use super::variant;
 use crate::{
     Activations,
-    attention::paged::{self, Mode},
+    attention::{
+        paged::{self, Mode},
+        rope::KeysAndValues,
+    },
     variant::Variant,
 };
 
@@ -57,7 +60,8 @@ impl Plan {
     pub fn shared_bytes(&self, shape: &Shape) -> u32 {
         let vec8s_per_thread = (shape.head_dim / 8).div_ceil(self.lanes);
         let clusters = self.threads / self.lanes;
-        let values = (self.heads + 2) * shape.head_dim * 4 + self.heads * 8;
+        let new_heads = shape.keys_and_values.written_heads(1);
+        let values = (self.heads + new_heads) * shape.head_dim * 4 + self.heads * 8;
         let cluster_outputs =
             if clusters > 1 { self.threads * vec8s_per_thread * 32 + clusters * self.heads * 8 } else { 24 };
         let splits = if self.splits > 1 { self.heads * self.splits * 8 } else { 8 };
@@ -196,7 +200,9 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
         scheme,
         window,
         context_length: context,
+        keys_and_values: KeysAndValues::Projected,
         norm: Some(1e-6),
+        value_norm: false,
         bias: false,
         interleaved: false,
         partials: 1,
@@ -218,6 +224,11 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
     }
     let qwen2 = gemma((12, 2, 128, 0, 32_768), KvScheme::F16, Activations::F32);
     let llama = gemma((9, 3, 64, 0, 8192), KvScheme::F16, Activations::F32);
+    let long = |model| Shape { value_norm: true, ..gemma(model, KvScheme::F16, Activations::F16) };
+    let keys_and_values = [KeysAndValues::ValuesFromKeys, KeysAndValues::Shared];
+    for model in MODEL_SHAPES.into_iter().filter(|(_, _, head_dim, ..)| *head_dim == 512) {
+        shapes.extend(keys_and_values.map(|keys_and_values| Shape { keys_and_values, ..long(model) }));
+    }
     shapes.push(Shape { norm: None, bias: true, ..qwen2 });
     shapes.push(Shape { norm: None, interleaved: true, ..llama });
     let tiers = [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier));

@@ -5,7 +5,10 @@ use tensor::KvScheme;
 
 use crate::{
     Activations, HALF_GROUP,
-    attention::{paged, rope},
+    attention::{
+        paged,
+        rope::{self, KeysAndValues},
+    },
 };
 
 /// The attention to compute: constants of a model and its runner.
@@ -26,8 +29,12 @@ pub struct Shape {
     pub window: u32,
     /// Maximum context length, which bounds useful splitting.
     pub context_length: u32,
+    /// What the QKV product holds besides queries.
+    pub keys_and_values: KeysAndValues,
     /// Epsilon of the query and key norms, for models that have them (Gemma 3).
     pub norm: Option<f32>,
+    /// Also norms value heads, without a weight (Gemma 4). Needs `norm`.
+    pub value_norm: bool,
     /// Adds a bias first (Qwen2).
     pub bias: bool,
     /// RoPE pairs values 2i and 2i + 1 (Llama in GGUF files); otherwise i and i + head_dim / 2.
@@ -49,7 +56,9 @@ impl Shape {
             head_dim: self.head_dim,
             page_size: self.page_size,
             scheme: self.scheme,
+            keys_and_values: self.keys_and_values,
             norm: self.norm.is_some(),
+            value_norm: self.value_norm,
             bias: self.bias,
             interleaved: self.interleaved,
             partials: self.partials,
@@ -72,6 +81,7 @@ impl Shape {
     pub(super) fn check(&self) -> Result<()> {
         self.attention().check()?;
         let wrong = |reason: String| Err(Error::InvalidUse { what: "attention_decode".into(), reason });
+        self.rope().check().or_else(wrong)?;
         match self.output {
             Activations::Int8 => wrong("the output must be f32, f16 or int16, not int8".into()),
             Activations::Int16 if !self.head_dim.is_multiple_of(HALF_GROUP as u32) => {

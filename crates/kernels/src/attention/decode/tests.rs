@@ -8,7 +8,10 @@ use super::{
 };
 use crate::{
     Activations, Vectors,
-    attention::kv::{KvLayer, KvShape, KvTable},
+    attention::{
+        kv::{KvLayer, KvShape, KvTable},
+        rope::KeysAndValues,
+    },
     case::Comparison,
 };
 
@@ -40,6 +43,23 @@ fn plans_of_larger_gpus_match_the_reference() {
         }
     }
     device.assert_no_messages();
+}
+
+/// Every switch changes the result: a kernel for one shape does not pass as that for another.
+#[test]
+fn other_keys_and_values_do_not_match_the_reference() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let normed = Shape { value_norm: true, ..SMALL };
+    let from_keys = Shape { keys_and_values: KeysAndValues::ValuesFromKeys, ..SMALL };
+    let shared = Shape { keys_and_values: KeysAndValues::Shared, ..SMALL };
+    let shapes = [SMALL, normed, from_keys, Shape { value_norm: true, ..from_keys }, shared];
+    for (computed, expected) in shapes.into_iter().flat_map(|computed| shapes.map(|shape| (computed, shape)))
+    {
+        let step = Step { shape: expected, positions: vec![17, 0], inactive: 1 };
+        let plan = policy::plan(device.caps(), &computed);
+        let (_, comparison) = cases::run_as(&device, computed, &step, plan, &Data::new(&step)).unwrap();
+        assert_eq!(comparison.passed(), computed == expected, "{computed:?} for {expected:?}");
+    }
 }
 
 /// The output bits of a step after each of several runs.
@@ -149,6 +169,7 @@ fn invalid_shapes_are_rejected() {
     assert!(rejected(Shape { head_dim: 100, ..SMALL }).contains("multiple of 8"));
     assert!(rejected(Shape { head_dim: 72, output: Activations::Int16, ..SMALL }).contains("multiple of 16"));
     assert!(rejected(Shape { output: Activations::Int8, ..SMALL }).contains("not int8"));
+    assert!(rejected(Shape { norm: None, value_norm: true, ..SMALL }).contains("normed"));
     assert!(rejected(Shape { heads: 5, ..SMALL }).contains("not a multiple"));
     assert!(rejected(Shape { page_size: 48, ..SMALL }).contains("power of two"));
     assert!(rejected(Shape { head_dim: 80, scheme: KvScheme::Int8, ..SMALL }).contains("groups of 32"));
@@ -207,7 +228,8 @@ fn invalid_operands_are_rejected() {
         qkv: memory.view(),
         qkv_stride: SMALL.rope().row(),
         bias: None,
-        weights: Some((memory.view(), memory.view())),
+        q_weight: Some(memory.view()),
+        k_weight: Some(memory.view()),
         coarse: memory.view(),
         fine: memory.view(),
         kv: &kv,
@@ -225,7 +247,8 @@ fn invalid_operands_are_rejected() {
     record(&Operands { kv: &wide, ..operands() }).unwrap_err();
     record(&Operands { o: &o_int16, ..operands() }).unwrap_err();
     record(&Operands { o: &o_f16, ..operands() }).unwrap_err();
-    record(&Operands { weights: None, ..operands() }).unwrap_err();
+    record(&Operands { q_weight: None, ..operands() }).unwrap_err();
+    record(&Operands { k_weight: None, ..operands() }).unwrap_err();
     record(&Operands { bias: Some(memory.view()), ..operands() }).unwrap_err();
     record(&Operands { qkv_stride: SMALL.rope().row() + 2, ..operands() }).unwrap_err();
     record(&Operands { qkv: short.clone(), ..operands() }).unwrap_err();

@@ -3,7 +3,7 @@
 use gpu::{Caps, Device, Result, Tier};
 use tensor::KvScheme;
 
-use super::{Operands, Rope, Shape, Tables, inverse_frequencies, policy, reference};
+use super::{KeysAndValues, Operands, Rope, Shape, Tables, inverse_frequencies, policy, reference};
 use crate::{
     attention::kv::{KvLayer, KvShape, KvTable, reference as stored},
     case::{Case, Comparison, Output, POISON, Random, TIMEOUT, arena},
@@ -25,11 +25,15 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
         head_dim: 256,
         page_size: 16,
         scheme: KvScheme::F16,
+        keys_and_values: KeysAndValues::Projected,
         norm: false,
+        value_norm: false,
         bias: false,
         interleaved: false,
         partials: 1,
     };
+    let values_from_keys = Shape { keys_and_values: KeysAndValues::ValuesFromKeys, ..plain };
+    let shared = Shape { keys_and_values: KeysAndValues::Shared, heads: 8, norm: true, ..plain };
     let shapes = [
         Shape { norm: true, ..plain },
         Shape { norm: true, scheme: KvScheme::F32, ..plain },
@@ -54,6 +58,12 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
         Shape { heads: 8, head_dim: 512, norm: true, ..plain },
         Shape { heads: 4, head_dim: 512, norm: true, scheme: KvScheme::F32, ..plain },
         Shape { heads: 4, kv_heads: 2, head_dim: 512, norm: true, scheme: KvScheme::Int8, ..plain },
+        Shape { kv_heads: 2, norm: true, value_norm: true, ..plain },
+        Shape { heads: 8, head_dim: 512, norm: true, value_norm: true, ..values_from_keys },
+        Shape { kv_heads: 2, norm: true, value_norm: true, scheme: KvScheme::Int8, ..values_from_keys },
+        Shape { head_dim: 64, bias: true, partials: 3, scheme: KvScheme::F32, ..values_from_keys },
+        Shape { head_dim: 512, ..shared },
+        Shape { kv_heads: 2, head_dim: 64, scheme: KvScheme::Int8, partials: 2, ..shared },
     ];
     let tiers = [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier));
     let after_inactive = [shapes[0], shapes[8]].map(|shape| (shape, 3));
@@ -94,15 +104,33 @@ pub(crate) fn frequencies(head_dim: u32) -> Vec<f64> {
 
 /// Runs one shape with one plan on random data. The rows before `first` are inactive too.
 pub(super) fn run(device: &Device, shape: Shape, plan: policy::Plan, first: usize) -> Result<Comparison> {
+    run_as(device, shape, shape, plan, first)
+}
+
+/// The same with the kernel for the shape `computed`, which must not pass as another one.
+pub(super) fn run_as(
+    device: &Device,
+    computed: Shape,
+    shape: Shape,
+    plan: policy::Plan,
+    first: usize,
+) -> Result<Comparison> {
     let rows = POSITIONS.len() + INACTIVE;
     let mut random = Random::new(u64::from(shape.row()));
     let mut floats =
         |count: u32, scale: f32| (0..count).map(|_| random.signed() * scale).collect::<Vec<f32>>();
-    let stride = shape.row() + 6;
+    let stride = shape.row().max(computed.row()) + 6;
     let mut qkv = floats(stride * rows as u32, 20.0);
+    let heads_before_values = match shape.keys_and_values {
+        KeysAndValues::Projected => Some(shape.heads + shape.kv_heads),
+        KeysAndValues::ValuesFromKeys => Some(shape.heads),
+        KeysAndValues::Shared => None,
+    };
     // Zeros, values below the smallest f16 scale, large values, and a NaN.
-    for (row, factor) in [(1, 0.0), (2, 1e-8), (3, 1e3), (4, 1.0)] {
-        let first = row * stride as usize + ((shape.heads + shape.kv_heads) * shape.head_dim) as usize;
+    for ((row, factor), heads) in
+        [(1, 0.0), (2, 1e-8), (3, 1e3), (4, 1.0)].into_iter().zip(heads_before_values.into_iter().cycle())
+    {
+        let first = row * stride as usize + (heads * shape.head_dim) as usize;
         qkv[first..first + 32].iter_mut().for_each(|value| *value *= factor);
         if row == 4 && shape.scheme == KvScheme::Int8 {
             qkv[first + 5] = f32::NAN;
@@ -145,9 +173,9 @@ pub(super) fn run(device: &Device, shape: Shape, plan: policy::Plan, first: usiz
             .view(),
         qkv_stride: shape.row() * (shape.partials - 1) + stride,
         bias: if shape.bias { Some(arena.buffer_from("bias", &bias)?.view()) } else { None },
-        weights: if shape.norm {
-            let weights = (arena.buffer_from("weight", &q_weight)?, arena.buffer_from("weight", &k_weight)?);
-            Some((weights.0.view(), weights.1.view()))
+        q_weight: if computed.norm { Some(arena.buffer_from("weight", &q_weight)?.view()) } else { None },
+        k_weight: if computed.norm && computed.keys_and_values != KeysAndValues::Shared {
+            Some(arena.buffer_from("weight", &k_weight)?.view())
         } else {
             None
         },
@@ -163,7 +191,7 @@ pub(super) fn run(device: &Device, shape: Shape, plan: policy::Plan, first: usiz
         active: arena.buffer_from("active", &[first as u32, POSITIONS.len() as u32])?.view(),
     };
     let mut recorder = device.recorder()?;
-    Rope::with_plan(device, shape, plan)?.record(&mut recorder, "rope", rows as u32, &operands)?;
+    Rope::with_plan(device, computed, plan)?.record(&mut recorder, "rope", rows as u32, &operands)?;
     recorder.seal()?.run(TIMEOUT)?;
 
     let mut comparison = Comparison::default();
@@ -193,8 +221,8 @@ pub(super) fn run(device: &Device, shape: Shape, plan: policy::Plan, first: usiz
             comparison.close(at, f64::from(f32::from_bits(q[row * q_row + i])), *want, allowed);
         }
         for (words, want, what) in [(&k, want_k, "key"), (&v, want_v, "value")] {
-            // Values without a bias are only stored, which must be exact. The rest is computed first.
-            let (want, allowed) = if what == "value" && !shape.bias {
+            // Values without a bias and a norm are only stored, which must be exact. The rest is computed first.
+            let (want, allowed) = if what == "value" && !shape.bias && !shape.value_norm {
                 let mut rounded = want.clone();
                 stored::round(&mut rounded, shape.scheme);
                 (rounded, stored::tie_tolerance(&want, shape.scheme))

@@ -1,4 +1,4 @@
-//! From the QKV product to queries and to the KV cache: bias, QK norm, RoPE, scale; writes keys and values
+//! From the QKV product to queries and to the KV cache: bias, norms, RoPE, scale; writes keys and values
 //! into their pages.
 
 pub(crate) mod cases;
@@ -11,7 +11,7 @@ mod tests;
 
 use gpu::{Address, Device, Error, Pipeline, Recorder, Result, View};
 
-pub use shape::Shape;
+pub use shape::{KeysAndValues, Shape};
 pub use tables::{Tables, inverse_frequencies};
 
 use crate::{
@@ -39,14 +39,17 @@ pub struct Rope {
 
 /// The buffers of one call.
 pub struct Operands<'a> {
-    /// Rows of query heads, key heads, value heads, f32; split-K partial sums of a row are consecutive.
+    /// Rows of query heads, key heads, value heads, f32, as far as the shape has them; split-K partial sums of
+    /// a row are consecutive.
     pub qkv: View,
     /// Values from one row of `qkv` to the next; even.
     pub qkv_stride: u32,
     /// One value per element of a row, if the shape has a bias.
     pub bias: Option<View>,
-    /// Weights of the query norm and the key norm, head_dim values each, if the shape has norms.
-    pub weights: Option<(View, View)>,
+    /// Weight of the query norm, head_dim values, if the shape has norms.
+    pub q_weight: Option<View>,
+    /// Weight of the key norm, if the shape has norms and keys.
+    pub k_weight: Option<View>,
     /// Added to the mean square.
     pub epsilon: f32,
     /// Scale of the queries.
@@ -57,7 +60,7 @@ pub struct Operands<'a> {
     pub fine: View,
     /// Rows of heads · head_dim values, f32, written.
     pub q: View,
-    /// Destination of keys and values.
+    /// Destination of keys and values; where they are shared, the cache of the layer that writes them.
     pub kv: &'a KvLayer,
     /// The page table.
     pub table: &'a KvTable,
@@ -77,12 +80,8 @@ impl Rope {
 
     /// The same with a given plan.
     pub fn with_plan(device: &Device, shape: Shape, plan: Plan) -> Result<Self> {
-        let wrong = |reason: String| Err(Error::InvalidUse { what: "rope".into(), reason });
-        if let Err(reason) = shape.scheme.check(shape.head_dim, shape.page_size) {
-            return wrong(reason);
-        }
-        if shape.heads == 0 || shape.kv_heads == 0 {
-            return wrong(format!("{shape:?}: the numbers of query heads and KV heads must not be 0"));
+        if let Err(reason) = shape.check() {
+            return Err(Error::InvalidUse { what: "rope".into(), reason });
         }
         Ok(Self { shape, plan, pipeline: variant(&shape, plan).pipeline(device)? })
     }
@@ -100,8 +99,8 @@ impl Rope {
         let push = Push {
             qkv: operands.qkv.clone().into(),
             bias: optional(operands.bias.as_ref()),
-            q_weight: optional(operands.weights.as_ref().map(|(q, _)| q)),
-            k_weight: optional(operands.weights.as_ref().map(|(_, k)| k)),
+            q_weight: optional(operands.q_weight.as_ref()),
+            k_weight: optional(operands.k_weight.as_ref()),
             coarse: operands.coarse.clone().into(),
             fine: operands.fine.clone().into(),
             q: operands.q.clone().into(),
@@ -125,7 +124,8 @@ impl Rope {
             qkv: &operands.qkv,
             qkv_stride: operands.qkv_stride,
             bias: operands.bias.as_ref(),
-            weights: operands.weights.as_ref(),
+            q_weight: operands.q_weight.as_ref(),
+            k_weight: operands.k_weight.as_ref(),
             coarse: &operands.coarse,
             fine: &operands.fine,
             kv: operands.kv,
@@ -150,7 +150,8 @@ pub(crate) struct Inputs<'a> {
     pub qkv: &'a View,
     pub qkv_stride: u32,
     pub bias: Option<&'a View>,
-    pub weights: Option<&'a (View, View)>,
+    pub q_weight: Option<&'a View>,
+    pub k_weight: Option<&'a View>,
     pub coarse: &'a View,
     pub fine: &'a View,
     pub kv: &'a KvLayer,
@@ -172,7 +173,11 @@ impl Inputs<'_> {
         {
             return wrong(format!("the cache is {kv:?}, but the kernel was created for {shape:?}"));
         }
-        if self.bias.is_some() != shape.bias || self.weights.is_some() != shape.norm {
+        let has_keys = shape.keys_and_values != KeysAndValues::Shared;
+        if self.bias.is_some() != shape.bias
+            || self.q_weight.is_some() != shape.norm
+            || self.k_weight.is_some() != (shape.norm && has_keys)
+        {
             return wrong("bias and norm weights must be given if and only if the shape has them".into());
         }
         let (stride, row) = (self.qkv_stride, shape.row());
@@ -199,9 +204,9 @@ impl Inputs<'_> {
             ("the fine table", self.fine, 256 * head),
         ];
         lengths.extend(self.bias.map(|bias| ("the bias", bias, words(row))));
-        if let Some((q, k)) = self.weights {
-            lengths.extend([("a weight", q, head), ("a weight", k, head)]);
-        }
+        lengths.extend(
+            [self.q_weight, self.k_weight].into_iter().flatten().map(|view| ("a weight", view, head)),
+        );
         match lengths.into_iter().find(|(_, view, bytes)| view.len() < *bytes) {
             Some((what, view, bytes)) => wrong(format!("{what} has {} bytes, but needs {bytes}", view.len())),
             None => Ok(()),
@@ -218,7 +223,9 @@ fn variant(shape: &Shape, plan: Plan) -> Variant {
         kv_heads: shape.kv_heads,
         page_size: shape.page_size,
         kv_bits: shape.scheme.bits(),
+        keys_and_values: shape.keys_and_values as u32,
         qk_norm: shape.norm,
+        value_norm: shape.value_norm,
         qkv_bias: shape.bias,
         interleaved: shape.interleaved,
         partials: shape.partials,

@@ -3,7 +3,7 @@
 use gpu::{Caps, Subgroup, Tier};
 use tensor::KvScheme;
 
-use super::{Shape, variant};
+use super::{KeysAndValues, Shape, variant};
 use crate::variant::Variant;
 
 /// A variant of the kernel.
@@ -22,7 +22,7 @@ pub struct Plan {
 impl Plan {
     /// Workgroups per row.
     pub fn groups(&self, shape: &Shape) -> u32 {
-        (shape.heads + 2 * shape.kv_heads).div_ceil(self.threads / self.lanes)
+        shape.computed_heads().div_ceil(self.threads / self.lanes)
     }
 }
 
@@ -39,8 +39,7 @@ pub fn at_tier(caps: &Caps, shape: &Shape, tier: Tier) -> Plan {
     let lanes = items.min(caps.min_subgroup_size.clamp(4, 32));
     let multiple = caps.max_subgroup_size.max(lanes);
     // A CPU driver runs workgroups one at a time: one per row is best there.
-    let threads =
-        if caps.max_subgroup_size < 32 { (shape.heads + 2 * shape.kv_heads) * lanes } else { multiple };
+    let threads = if caps.max_subgroup_size < 32 { shape.computed_heads() * lanes } else { multiple };
     let max_threads = (caps.max_threads / multiple).max(1) * multiple;
     Plan {
         tier,
@@ -56,7 +55,9 @@ const GEMMA: Shape = Shape {
     head_dim: 256,
     page_size: 64,
     scheme: KvScheme::F16,
+    keys_and_values: KeysAndValues::Projected,
     norm: true,
+    value_norm: false,
     bias: false,
     interleaved: false,
     partials: 1,
@@ -76,10 +77,16 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
             MODEL_SHAPES.map(|(heads, kv_heads, head_dim)| Shape { heads, kv_heads, head_dim, ..GEMMA });
         let qwen2 = Shape { heads: 12, kv_heads: 2, head_dim: 128, norm: false, bias: true, ..GEMMA };
         let llama = Shape { heads: 9, kv_heads: 3, head_dim: 64, norm: false, interleaved: true, ..GEMMA };
+        let gemma4 = [
+            Shape { keys_and_values: KeysAndValues::ValuesFromKeys, value_norm: true, ..gemma[5] },
+            Shape { keys_and_values: KeysAndValues::ValuesFromKeys, value_norm: true, ..gemma[6] },
+            Shape { value_norm: true, ..gemma[4] },
+            Shape { keys_and_values: KeysAndValues::Shared, ..gemma[4] },
+        ];
         let exact = Shape { scheme: KvScheme::F32, ..GEMMA };
         let int8 = |shape: Shape| Shape { scheme: KvScheme::Int8, ..shape };
-        let small = [gemma[0], gemma[3], gemma[4], qwen2, llama].map(int8);
-        for shape in gemma.into_iter().chain([qwen2, llama, exact]).chain(small) {
+        let small = [gemma[0], gemma[3], gemma4[0], qwen2, llama].map(int8);
+        for shape in gemma.into_iter().take(4).chain(gemma4).chain([qwen2, llama, exact]).chain(small) {
             list.push(variant(&shape, at_tier(caps, &shape, tier)));
         }
     }

@@ -1,10 +1,10 @@
 //! CPU reference in f64, head by head, with computed angles instead of tables.
 
-use super::shape::Shape;
+use super::shape::{KeysAndValues, Shape};
 
 /// Inputs of one row.
 pub struct Row<'a> {
-    /// Query heads, key heads, value heads.
+    /// Query heads, key heads, value heads, as far as the shape has them.
     pub qkv: &'a [f32],
     /// One value per element of `qkv`.
     pub bias: Option<&'a [f32]>,
@@ -20,7 +20,7 @@ pub struct Row<'a> {
     pub inverse_frequencies: &'a [f64],
 }
 
-/// Queries, keys and values of a row, head by head.
+/// Queries, keys and values of a row, head by head; no keys and values where they are shared.
 pub fn rope(shape: &Shape, row: &Row<'_>) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
     let d = shape.head_dim as usize;
     let (heads, kv_heads) = (shape.heads as usize, shape.kv_heads as usize);
@@ -28,10 +28,17 @@ pub fn rope(shape: &Shape, row: &Row<'_>) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
     if let Some(bias) = row.bias {
         values.iter_mut().zip(bias).for_each(|(value, bias)| *value += f64::from(*bias));
     }
-    let v = values.split_off((heads + kv_heads) * d);
+    let mut v = match shape.keys_and_values {
+        KeysAndValues::Projected => values.split_off((heads + kv_heads) * d),
+        KeysAndValues::ValuesFromKeys => values[heads * d..].to_vec(),
+        KeysAndValues::Shared => vec![],
+    };
+    if shape.value_norm {
+        v.chunks_mut(d).for_each(|values| norm(values, None, row.epsilon));
+    }
     for (head, values) in values.chunks_mut(d).enumerate() {
         if let Some((q, k)) = row.weights {
-            norm(values, if head < heads { q } else { k }, row.epsilon);
+            norm(values, Some(if head < heads { q } else { k }), row.epsilon);
         }
         rotate(values, shape.interleaved, row);
     }
@@ -40,10 +47,13 @@ pub fn rope(shape: &Shape, row: &Row<'_>) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
     (q, k, v)
 }
 
-fn norm(values: &mut [f64], weight: &[f32], epsilon: f32) {
+fn norm(values: &mut [f64], weight: Option<&[f32]>, epsilon: f32) {
     let mean_square = values.iter().map(|value| value * value).sum::<f64>() / values.len() as f64;
     let scale = 1.0 / (mean_square + f64::from(epsilon)).sqrt();
-    values.iter_mut().zip(weight).for_each(|(value, weight)| *value *= scale * f64::from(*weight));
+    values.iter_mut().for_each(|value| *value *= scale);
+    if let Some(weight) = weight {
+        values.iter_mut().zip(weight).for_each(|(value, weight)| *value *= f64::from(*weight));
+    }
 }
 
 fn rotate(values: &mut [f64], interleaved: bool, row: &Row<'_>) {

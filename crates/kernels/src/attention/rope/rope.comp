@@ -1,7 +1,7 @@
 #version 460
 #pragma tiers(T0, T1)
 #extension GL_GOOGLE_include_directive : require
-// From the rows of the QKV product to queries and to the KV cache: bias, QK norm, RoPE, scale; keys and
+// From the rows of the QKV product to queries and to the KV cache: bias, norms, RoPE, scale; keys and
 // values go into their pages.
 //
 // A cluster of LANES threads takes one head of one row. A thread holds items of four values: two neighbours
@@ -25,6 +25,10 @@ layout(constant_id = 8) const bool QKV_BIAS = false;
 layout(constant_id = 9) const bool INTERLEAVED = false;
 // Split-K partial sums of the QKV product.
 layout(constant_id = 10) const uint PARTIALS = 1;
+// As KeysAndValues (rope/shape.rs).
+layout(constant_id = 11) const uint KEYS_AND_VALUES = 0;
+// Norms value heads, without a weight.
+layout(constant_id = 12) const bool VALUE_NORM = false;
 
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Floats { float data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer Floats2 { vec2 data[]; };
@@ -65,7 +69,11 @@ const uint ITEMS = INT8 ? (HEAD_DIM / 8 + LANES - 1) / LANES * 2 : (HEAD_DIM / 4
 // Pairs of items per thread, and the items with the last pair complete.
 const uint ITEM_PAIRS = (ITEMS + 1) / 2;
 const uint PADDED_ITEMS = 2 * ITEM_PAIRS;
-const uint ALL_HEADS = HEADS + 2 * KV_HEADS;
+const bool VALUES_FROM_KEYS = KEYS_AND_VALUES == 1;
+const bool SHARED = KEYS_AND_VALUES == 2;
+// Heads to compute, and heads per row of the QKV product.
+const uint ALL_HEADS = HEADS + (SHARED ? 0 : 2 * KV_HEADS);
+const uint ROW_HEADS = ALL_HEADS - (VALUES_FROM_KEYS ? KV_HEADS : 0);
 
 // The largest magnitude of each group of each head.
 const uint GROUPS = HEAD_DIM / 32;
@@ -177,6 +185,8 @@ void main() {
     bool is_query = head < HEADS;
     bool is_key = !is_query && head < HEADS + KV_HEADS;
 
+    // Values may come from the projection of the keys.
+    uint head_in_row = VALUES_FROM_KEYS && head >= ROW_HEADS ? head - KV_HEADS : head;
     vec4 values[PADDED_ITEMS];
     float squares[CLUSTER_SUMS];
     squares[0] = 0.0;
@@ -185,11 +195,11 @@ void main() {
         values[i] = vec4(0.0);
         if (item < HEAD_DIM / 4) {
             uvec2 at = pairs_of_item(item);
-            uint start = head * HALF;
+            uint start = head_in_row * HALF;
             uint from = row * (push.qkv_stride / 2) + start;
             values[i] = vec4(push.qkv.data[from + at.x], push.qkv.data[from + at.y]);
             [[unroll]] for (uint sum = 1; sum < PARTIALS; sum++) {
-                uint plane = from + sum * (HEADS + 2 * KV_HEADS) * HALF;
+                uint plane = from + sum * ROW_HEADS * HALF;
                 values[i] += vec4(push.qkv.data[plane + at.x], push.qkv.data[plane + at.y]);
             }
             if (QKV_BIAS) {
@@ -234,6 +244,8 @@ void main() {
                 } else {
                     x = vec4(rotated(x.x, x.z, first), rotated(x.y, x.w, second)).xzyw;
                 }
+            } else if (VALUE_NORM) {
+                x *= norm;
             }
             if (is_query) {
                 uint to = (row * HEADS + head) * HALF;

@@ -2,6 +2,35 @@
 
 use tensor::KvScheme;
 
+/// What a row of the QKV product holds after its query heads, and so what the layer writes into the cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum KeysAndValues {
+    /// Key heads, then value heads.
+    #[default]
+    Projected,
+    /// Key heads only (global layers of Gemma 4): a value is the projected key, before its norm and RoPE.
+    ValuesFromKeys,
+    /// Nothing (last layers of the small Gemma 4 models): the layer attends to the cache of an earlier layer,
+    /// which has written the step's keys and values, and writes nothing itself.
+    Shared,
+}
+
+impl KeysAndValues {
+    /// Heads per row of the QKV product, after the query heads.
+    pub fn projected_heads(self, kv_heads: u32) -> u32 {
+        match self {
+            Self::Projected => 2 * kv_heads,
+            Self::ValuesFromKeys => kv_heads,
+            Self::Shared => 0,
+        }
+    }
+
+    /// Heads that a row of a step writes into the cache, keys and values together.
+    pub fn written_heads(self, kv_heads: u32) -> u32 {
+        if self == Self::Shared { 0 } else { 2 * kv_heads }
+    }
+}
+
 /// The steps of the computation that a model needs, and its dimensions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Shape {
@@ -15,8 +44,12 @@ pub struct Shape {
     pub page_size: u32,
     /// Storage scheme of keys and values.
     pub scheme: KvScheme,
+    /// What the QKV product holds besides queries.
+    pub keys_and_values: KeysAndValues,
     /// Norms query and key heads (Gemma 3).
     pub norm: bool,
+    /// Also norms value heads, without a weight (Gemma 4). Needs `norm`.
+    pub value_norm: bool,
     /// Adds a bias first (Qwen2).
     pub bias: bool,
     /// RoPE pairs values 2i and 2i + 1 (Llama in GGUF files); otherwise i and i + head_dim / 2.
@@ -28,14 +61,38 @@ pub struct Shape {
 impl Shape {
     /// Values per row of the QKV product.
     pub fn row(&self) -> u32 {
-        (self.heads + 2 * self.kv_heads) * self.head_dim
+        (self.heads + self.keys_and_values.projected_heads(self.kv_heads)) * self.head_dim
+    }
+
+    /// Query heads, and key and value heads that are written.
+    pub fn computed_heads(&self) -> u32 {
+        self.heads + self.keys_and_values.written_heads(self.kv_heads)
+    }
+
+    /// The reason why no kernel can compute this shape, if any.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        self.scheme.check(self.head_dim, self.page_size)?;
+        if self.heads == 0 || self.kv_heads == 0 {
+            return Err(format!("{self:?}: the numbers of query heads and KV heads must not be 0"));
+        }
+        if self.value_norm && !self.norm {
+            return Err(format!("{self:?}: values are normed only where queries and keys are"));
+        }
+        Ok(())
     }
 }
 
 impl std::fmt::Display for Shape {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}/{} × {} {}", self.heads, self.kv_heads, self.head_dim, self.scheme)?;
-        let features = [(self.norm, "norm"), (self.bias, "bias"), (self.interleaved, "interleaved")];
+        let features = [
+            (self.keys_and_values == KeysAndValues::ValuesFromKeys, "values from keys"),
+            (self.keys_and_values == KeysAndValues::Shared, "shared keys and values"),
+            (self.norm, "norm"),
+            (self.value_norm, "value norm"),
+            (self.bias, "bias"),
+            (self.interleaved, "interleaved"),
+        ];
         features.into_iter().filter(|(has, _)| *has).try_for_each(|(_, name)| write!(f, ", {name}"))?;
         if self.partials > 1 { write!(f, ", {} partial sums", self.partials) } else { Ok(()) }
     }

@@ -1,7 +1,7 @@
 use gpu::{Subgroup, Tier, known};
 use tensor::KvScheme;
 
-use super::{Operands, Rope, Shape, Tables, cases, inverse_frequencies, policy, policy::Plan};
+use super::{KeysAndValues, Operands, Rope, Shape, Tables, cases, inverse_frequencies, policy, policy::Plan};
 use crate::attention::kv::{KvLayer, KvShape, KvTable};
 
 const GEMMA: Shape = Shape {
@@ -10,7 +10,9 @@ const GEMMA: Shape = Shape {
     head_dim: 256,
     page_size: 64,
     scheme: KvScheme::F16,
+    keys_and_values: KeysAndValues::Projected,
     norm: true,
+    value_norm: false,
     bias: false,
     interleaved: false,
     partials: 1,
@@ -37,6 +39,23 @@ fn plans_of_larger_gpus_match_the_reference() {
     }
 }
 
+/// Every switch changes the result: a kernel for one shape does not pass as that for another.
+#[test]
+fn other_keys_and_values_do_not_match_the_reference() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let plain = Shape { head_dim: 64, page_size: 16, ..GEMMA };
+    let normed = Shape { value_norm: true, ..plain };
+    let from_keys = Shape { keys_and_values: KeysAndValues::ValuesFromKeys, ..plain };
+    let shared = Shape { keys_and_values: KeysAndValues::Shared, ..plain };
+    let shapes = [plain, normed, from_keys, Shape { value_norm: true, ..from_keys }, shared];
+    for (computed, expected) in shapes.into_iter().flat_map(|computed| shapes.map(|shape| (computed, shape)))
+    {
+        let plan = policy::plan(device.caps(), &computed);
+        let comparison = cases::run_as(&device, computed, expected, plan, 0).unwrap();
+        assert_eq!(comparison.passed(), computed == expected, "{computed} for {expected}");
+    }
+}
+
 #[test]
 fn invalid_operands_are_rejected() {
     let Some(device) = testkit::cpu_device() else { return };
@@ -50,7 +69,8 @@ fn invalid_operands_are_rejected() {
         qkv: memory.view(),
         qkv_stride: GEMMA.row(),
         bias: None,
-        weights: Some((memory.view(), memory.view())),
+        q_weight: Some(memory.view()),
+        k_weight: Some(memory.view()),
         epsilon: 1e-6,
         scale: 1.0,
         coarse: memory.view(),
@@ -68,11 +88,18 @@ fn invalid_operands_are_rejected() {
     record(2, &operands()).unwrap();
     record(3, &operands()).unwrap_err();
     record(2, &Operands { kv: &narrow, ..operands() }).unwrap_err();
-    record(2, &Operands { weights: None, ..operands() }).unwrap_err();
+    record(2, &Operands { q_weight: None, ..operands() }).unwrap_err();
+    record(2, &Operands { k_weight: None, ..operands() }).unwrap_err();
     record(2, &Operands { bias: Some(memory.view()), ..operands() }).unwrap_err();
     record(2, &Operands { qkv_stride: GEMMA.row() - 2, ..operands() }).unwrap_err();
     record(2, &Operands { fine: memory.slice(0..1024).unwrap(), ..operands() }).unwrap_err();
     record(2, &Operands { active: memory.slice(0..4).unwrap(), ..operands() }).unwrap_err();
+    let shared = Shape { keys_and_values: KeysAndValues::Shared, ..GEMMA };
+    let kernel = Rope::new(&device, shared).unwrap();
+    let mut record = |operands: &Operands<'_>| kernel.record(&mut recorder, "rope", 2, operands);
+    record(&operands()).unwrap_err();
+    record(&Operands { k_weight: None, qkv_stride: shared.row(), ..operands() }).unwrap();
+    assert!(Rope::new(&device, Shape { norm: false, value_norm: true, ..GEMMA }).is_err());
     assert!(Rope::new(&device, Shape { head_dim: 100, ..GEMMA }).is_err());
     let uneven = Shape { head_dim: 80, scheme: KvScheme::Int8, ..GEMMA };
     assert!(Rope::new(&device, uneven).err().expect("rejected").to_string().contains("groups of 32"));
