@@ -208,7 +208,7 @@ impl Slot {
             .find_map(|naming| naming.text(architecture, name))
             .or_else(|| hf_image(name))
             .or_else(|| gguf_image(name))
-            .or_else(|| gemma4_tower(name).filter(|_| architecture == Architecture::Gemma4))
+            .or_else(|| other_tower(architecture, name))
     }
 
     /// The name of a text tensor in a naming; `None` if the naming has no such tensor.
@@ -261,14 +261,22 @@ fn hf_image(name: &str) -> Option<Slot> {
     VISION_LAYER.contains(&weight_or_bias(part)?).then_some(image(Tower::Vision, Some(layer)))
 }
 
-/// Gemma 4's encoders of images and sound, and the projections of their outputs.
-fn gemma4_tower(name: &str) -> Option<Slot> {
-    let name = name.strip_prefix("model.")?;
+/// Encoders of images and sound that are not SigLIP, and the projections of their outputs: of Gemma 4 and of Mistral.
+fn other_tower(architecture: Architecture, name: &str) -> Option<Slot> {
+    let (encoders, projectors): (&[&str], &[&str]) = match architecture {
+        Architecture::Gemma4 => (
+            &["vision_tower.", "audio_tower.", "vision_embedder."],
+            &["embed_vision.", "embed_audio.", "multimodal_embedder."],
+        ),
+        Architecture::Mistral | Architecture::Ministral3 => (&["vision_tower."], &["multi_modal_projector."]),
+        _ => return None,
+    };
+    let name = name.strip_prefix("model.").unwrap_or(name);
     let has = |prefixes: &[&str]| prefixes.iter().any(|prefix| name.starts_with(prefix));
-    if has(&["vision_tower.", "audio_tower."]) {
+    if has(encoders) {
         return Some(image(Tower::Vision, None));
     }
-    has(&["embed_vision.", "embed_audio.", "multimodal_embedder."]).then_some(image(Tower::Projector, None))
+    has(projectors).then_some(image(Tower::Projector, None))
 }
 
 fn gguf_image(name: &str) -> Option<Slot> {

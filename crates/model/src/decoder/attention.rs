@@ -27,7 +27,7 @@ pub(super) fn block(step: &mut Step<'_>, layer: u32, attention: &Attention) -> R
     step.qkv(layer, attention.qkv_rows() as usize)?;
     attend(step, layer, attention)?;
     step.prefetch(MatrixId::AttentionOutput(layer))?;
-    step.attention_output(layer)
+    step.attention_output(layer, attention)
 }
 
 /// attended = softmax(queries · keys) · values, over the visible positions; keys and values of the rows go
@@ -128,7 +128,7 @@ impl Layer<'_> {
             positions: state.positions.view(),
             slots: state.slots.view(),
             active: state.decode_count.clone(),
-            o: scratch.attended_packed.as_ref().unwrap_or(&scratch.attended),
+            o: scratch.attended(self.attention.query_rows()).activations(),
             scratch: kv_splits.get(SplitRows::Decode(rows)),
             groups: (rows >= WORKGROUPS_MIN_ROWS).then(|| state.attention_workgroups(variant)),
         };
@@ -137,10 +137,12 @@ impl Layer<'_> {
         Ok(kernel.record(recorder, "attention", rows as u32, &operands)?)
     }
 
-    /// The norm of query or key heads, where the layer has it.
+    /// The norm of query or key heads, where the layer has them and it.
     fn head_norm(&self, role: Role) -> Result<Option<View>> {
-        let has_norm = self.attention.head_norms;
-        has_norm.then(|| self.buffers.model.norm(Some(self.number), role)).transpose()
+        let has_heads = role == Role::QueryNorm || self.attention.shares_kv_with.is_none();
+        (self.attention.head_norms && has_heads)
+            .then(|| self.buffers.model.norm(Some(self.number), role))
+            .transpose()
     }
 
     /// The bias of queries, keys and values, where the layer has one.
@@ -180,6 +182,7 @@ impl Layer<'_> {
         let device = &model.device;
         let shape = self.shape().attention();
         let row_count = rows.rows as u32;
+        let attended = scratch.attended(self.attention.query_rows());
         let operands = paged::Operands {
             q: scratch.q.view(),
             kv: cache.layer(self.number as usize),
@@ -188,10 +191,10 @@ impl Layer<'_> {
             slots: state.slots.view(),
             active: rows.active.clone(),
             chunk_ends: rows.chunk_ends.clone(),
-            o: &scratch.attended,
+            o: &attended.floats,
             scratch: rows.kv_splits.clone(),
         };
-        if let Some(o) = scratch.attended_packed.as_ref().filter(|o| o.kind() == Activations::F16)
+        if let Some(o) = attended.packed.as_ref().filter(|o| o.kind() == Activations::F16)
             && (rows.mode == Mode::Prefill || model.reproducible)
             && let Some(plan) = model.flash_plan(&shape)
         {
@@ -208,8 +211,8 @@ impl Layer<'_> {
             }
         };
         kernel.record(recorder, "attention", row_count, &operands)?;
-        let Some(attended) = &scratch.attended_packed else { return Ok(()) };
-        let kernel = QuantizeRows::new(device, attended.kind(), attended.k)?;
-        Ok(kernel.record(recorder, "quantize", &scratch.attended, attended, &rows.active)?)
+        let Some(packed) = &attended.packed else { return Ok(()) };
+        let kernel = QuantizeRows::new(device, packed.kind(), packed.k)?;
+        Ok(kernel.record(recorder, "quantize", &attended.floats, packed, &rows.active)?)
     }
 }

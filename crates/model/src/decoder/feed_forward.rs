@@ -3,13 +3,13 @@
 use checkpoint::{Dense, Experts};
 use weights::blueprint::MatrixId;
 
-use crate::{Result, loaded::epilogue, step::Step};
+use crate::{Result, step::Step};
 
 /// block = down · (activation(gate · normed) · (up · normed)).
 pub(super) fn dense(step: &mut Step<'_>, layer: u32, dense: &Dense) -> Result<()> {
     step.prefetch(MatrixId::GateUp(layer))?;
-    step.gated(layer, epilogue(dense.activation))?;
-    step.down(layer)
+    step.gated(layer, dense)?;
+    step.down(layer, dense)
 }
 
 /// block = the weighted sum of the experts that the router chooses for each row; the next norm adds them up.
@@ -26,10 +26,10 @@ pub(super) fn dense_and_experts(
     dense: &Dense,
     experts: &Experts,
 ) -> Result<()> {
-    step.gated(layer, epilogue(dense.activation))?;
+    step.gated(layer, dense)?;
     step.norm_for_experts(layer)?;
     step.route(layer, experts)?;
-    step.down(layer)?;
+    step.down(layer, dense)?;
     step.expert_products(layer, experts)?;
     step.combine(layer, experts)
 }

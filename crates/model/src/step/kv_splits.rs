@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, btree_map::Entry};
 
-use checkpoint::{Attention, config::RopePairs};
+use checkpoint::{Attention, Values, config::RopePairs};
 use gpu::{Arena, Buffer, Lifetime, Memory, View};
 use kernels::{
     Activations, KeysAndValues,
@@ -41,9 +41,13 @@ pub(crate) fn attention_shape(
         scheme: limits.kv_scheme,
         window: attention.span.window().unwrap_or(0),
         context_length: limits.context_length,
-        keys_and_values: KeysAndValues::Projected,
+        keys_and_values: match (attention.shares_kv_with, attention.values) {
+            (Some(_), _) => KeysAndValues::Shared,
+            (None, Values::FromKeys) => KeysAndValues::ValuesFromKeys,
+            (None, Values::Projected) => KeysAndValues::Projected,
+        },
         norm: attention.head_norms.then_some(config.rms_norm_eps),
-        value_norm: false,
+        value_norm: attention.value_norm,
         bias: attention.qkv_bias,
         interleaved: config.rope_pairs == RopePairs::Neighbours,
         partials: 1,

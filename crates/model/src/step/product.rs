@@ -1,5 +1,6 @@
 //! Matrix products of a step, and the kernel that computes each.
 
+use checkpoint::{Attention, Dense};
 use gpu::{Buffer, View};
 use kernels::{
     Activations, Epilogue, Matrix, Target, Vectors,
@@ -20,7 +21,7 @@ use super::{
     BlockOutput, Step, StepBuffers,
     split_k::{consumer_split_k, coopmat_shape, partial_sums},
 };
-use crate::Result;
+use crate::{Result, loaded::epilogue};
 
 /// What a product computes in the decoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,15 +87,16 @@ impl<'a> Step<'a> {
     }
 
     /// block = W · attended.
-    pub fn attention_output(&mut self, layer: u32) -> Result<()> {
-        let scratch = self.buffers.scratch;
-        let attended = scratch.attended_packed.as_ref().unwrap_or(&scratch.attended);
-        self.block_output(ProductRole::AttentionOutput, MatrixId::AttentionOutput(layer), attended)
+    pub fn attention_output(&mut self, layer: u32, attention: &Attention) -> Result<()> {
+        let attended = self.buffers.scratch.attended(attention.query_rows());
+        let x = attended.activations();
+        self.block_output(ProductRole::AttentionOutput, MatrixId::AttentionOutput(layer), x)
     }
 
     /// block = W · gated.
-    pub fn down(&mut self, layer: u32) -> Result<()> {
-        self.block_output(ProductRole::Down, MatrixId::Down(layer), &self.buffers.scratch.gated)
+    pub fn down(&mut self, layer: u32, dense: &Dense) -> Result<()> {
+        let gated = self.buffers.scratch.gated(dense.intermediate);
+        self.block_output(ProductRole::Down, MatrixId::Down(layer), gated)
     }
 
     pub(super) fn block_output(&mut self, role: ProductRole, matrix: MatrixId, x: &'a Vectors) -> Result<()> {
@@ -105,12 +107,13 @@ impl<'a> Step<'a> {
     }
 
     /// gated = activation(gate · normed) · (up · normed).
-    pub fn gated(&mut self, layer: u32, activation: Epilogue) -> Result<()> {
+    pub fn gated(&mut self, layer: u32, dense: &Dense) -> Result<()> {
         let StepBuffers { model, state, scratch, .. } = self.buffers;
+        let (gated, activation) = (scratch.gated(dense.intermediate), epilogue(dense.activation));
         let matrices: Vec<&'a Matrix> = model.weights.by_id(MatrixId::GateUp(layer)).collect();
         match (&matrices[..], &scratch.gate_and_up) {
             ([joined], _) => {
-                let target = Target::vectors(&scratch.gated)?;
+                let target = Target::vectors(gated)?;
                 let x = self.normed_or(&scratch.normed);
                 self.product(ProductRole::GateUp, joined, activation, x, &target, &state.active)
             }
@@ -123,9 +126,9 @@ impl<'a> Step<'a> {
                     let target = Target::contiguous(buffer, matrix.layout().rows);
                     self.product(role, matrix, Epilogue::None, x, &target, &state.active)?;
                 }
-                let kernel = Gated::new(&model.device, activation, scratch.gated.kind(), scratch.gated.k)?;
+                let kernel = Gated::new(&model.device, activation, gated.kind(), gated.k)?;
                 let [gate, up] = [buffers[0].view(), buffers[1].view()];
-                Ok(kernel.record(self.recorder, "gated", &gate, &up, &scratch.gated, &state.active)?)
+                Ok(kernel.record(self.recorder, "gated", &gate, &up, gated, &state.active)?)
             }
             _ => unreachable!("the blueprint makes one or two matrices of gate and up"),
         }

@@ -1,8 +1,9 @@
 //! Activation buffers of a step.
 
+use std::collections::{BTreeMap, btree_map::Entry};
+
 use gpu::{Arena, Buffer, Lifetime, Memory};
 use kernels::{Activations, Epilogue, Vectors};
-use tensor::GROUP;
 use weights::blueprint::MatrixId;
 
 use super::{
@@ -23,13 +24,13 @@ pub(crate) struct Scratch {
     pub normed: Vectors,
     pub qkv: Buffer,
     pub q: Buffer,
-    pub attended: Vectors,
-    /// The same as the output projection takes it, where that is not f32.
-    pub attended_packed: Option<Vectors>,
+    /// By number of query rows: layers may differ.
+    attended: BTreeMap<u32, Attended>,
     /// The output of a mixer or feed-forward block before it is added to the residual stream; several partial
     /// sums where its product is split along K. The norm that reads it adds them up.
     pub block: Buffer,
-    pub gated: Vectors,
+    /// By width: layers may differ.
+    gated: BTreeMap<u32, Vectors>,
     /// Gate and up, where a model stores them in different schemes.
     pub gate_and_up: Option<[Buffer; 2]>,
     /// Split-K partial sums of cooperative-matrix products, and counters: initially zero.
@@ -40,6 +41,30 @@ pub(crate) struct Scratch {
     per_layer: Option<PerLayerScratch>,
     /// Checksums that [`kernels::matmul::prefetch`] writes, where weights are prefetched.
     pub prefetch_sums: Option<Buffer>,
+}
+
+/// Attention's output.
+pub(crate) struct Attended {
+    pub floats: Vectors,
+    /// The same as the output projection takes it, where that is not f32.
+    pub packed: Option<Vectors>,
+}
+
+impl Attended {
+    fn new(arena: &mut Arena, kind: Activations, query_rows: usize, rows: usize) -> Result<Self> {
+        Ok(Self {
+            floats: Vectors::f32(arena, "attention's output", query_rows, rows)?,
+            packed: match kind {
+                Activations::F32 => None,
+                kind => Some(Vectors::new(arena, "attention's output", kind, query_rows, rows)?),
+            },
+        })
+    }
+
+    /// As the output projection takes it.
+    pub fn activations(&self) -> &Vectors {
+        self.packed.as_ref().unwrap_or(&self.floats)
+    }
 }
 
 /// Logits of a number of output rows.
@@ -77,9 +102,21 @@ impl Scratch {
         let mut arena = Arena::new(device, Lifetime::Scratch, Memory::Device).with_block_size(4 << 20);
         let floats = |count: u32| u64::from(count) * rows as u64 * 4;
         let activations = model.activations(rows);
+        let mut attended = BTreeMap::new();
+        for query_rows in config.attentions().map(|attention| attention.query_rows()) {
+            if let Entry::Vacant(entry) = attended.entry(query_rows) {
+                entry.insert(Attended::new(&mut arena, activations, query_rows as usize, rows)?);
+            }
+        }
+        let mut gated = BTreeMap::new();
+        for dense in config.layer_specs().filter_map(|layer| layer.feed_forward.dense()) {
+            if let Entry::Vacant(entry) = gated.entry(dense.intermediate) {
+                let width = dense.intermediate as usize;
+                entry.insert(Vectors::new(&mut arena, "gated rows", activations, width, rows)?);
+            }
+        }
         // Models whose layers all have experts need nothing here.
-        let (query_rows, intermediate) =
-            (config.max_query_rows(), config.dense_intermediate().unwrap_or(GROUP as u32));
+        let intermediate = config.dense_intermediate().unwrap_or(0);
         let separate = (0..config.layers).any(|layer| weights.by_id(MatrixId::GateUp(layer)).count() > 1);
         let gate_and_up = match separate {
             false => None,
@@ -106,16 +143,10 @@ impl Scratch {
             },
             normed: Vectors::new(&mut arena, "normed rows", activations, config.hidden as usize, rows)?,
             qkv: arena.buffer("queries, keys and values", floats(config.max_qkv_rows()) * qkv_partials)?,
-            q: arena.buffer("queries", floats(query_rows))?,
-            attended: Vectors::f32(&mut arena, "attention's output", query_rows as usize, rows)?,
-            attended_packed: match activations {
-                Activations::F32 => None,
-                kind => {
-                    Some(Vectors::new(&mut arena, "attention's output", kind, query_rows as usize, rows)?)
-                }
-            },
+            q: arena.buffer("queries", floats(config.max_query_rows()))?,
+            attended,
             block: arena.buffer("a block's output", floats(config.hidden) * block_partials)?,
-            gated: Vectors::new(&mut arena, "gated rows", activations, intermediate as usize, rows)?,
+            gated,
             gate_and_up,
             split_k: split_k_scratch(model, &mut arena, rows, layer_products(model))?,
             experts: ExpertScratch::new(model, &mut arena, rows)?,
@@ -126,8 +157,11 @@ impl Scratch {
             },
         };
         let mut recorder = device.recorder()?;
-        let all = [&scratch.normed, &scratch.attended, &scratch.gated];
-        for vectors in all.into_iter().chain(&scratch.attended_packed) {
+        let attended = scratch
+            .attended
+            .values()
+            .flat_map(|attended| [&attended.floats].into_iter().chain(&attended.packed));
+        for vectors in [&scratch.normed].into_iter().chain(attended).chain(scratch.gated.values()) {
             vectors.record_clear(&mut recorder, "clear")?;
         }
         if let Some(split_k) = &scratch.split_k {
@@ -141,6 +175,16 @@ impl Scratch {
         }
         recorder.seal()?.run(CLEAR_TIMEOUT)?;
         Ok(scratch)
+    }
+
+    /// Attention's output of this many query rows.
+    pub fn attended(&self, query_rows: u32) -> &Attended {
+        &self.attended[&query_rows]
+    }
+
+    /// The gated rows of a dense block of this width.
+    pub fn gated(&self, width: u32) -> &Vectors {
+        &self.gated[&width]
     }
 
     /// The buffers of per-layer embeddings.
