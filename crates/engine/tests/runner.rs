@@ -25,6 +25,9 @@ const OPTIONS: Options =
 
 const NAME: &str = "gguf_q8_0";
 
+/// The same, a model with experts, and one whose layers share keys and values.
+const MODELS: [&str; 3] = [NAME, "qwen3moe_gguf_q8_0", "gemma4_ple_gguf_q8_0"];
+
 fn request(prompt: &[u32], max_tokens: u32, sampling: Sampling) -> Request {
     Request { sampling, ..Request::new(prompt.to_vec(), NonZeroU32::new(max_tokens).unwrap()) }
 }
@@ -87,33 +90,37 @@ fn check_all(engine: &Engine, requests: &[Request], expected: &[Vec<u32>]) {
 #[test]
 fn concurrent_requests_generate_the_same_tokens_as_alone() {
     let Some(device) = testkit::cpu_device() else { return };
-    let fixture = Fixture::open(NAME);
-    let model = load(&device, &fixture.path);
-    let requests = requests(&fixture.ids);
-    // A sequence for each request, and fewer sequences than requests.
-    for sequences in [5, 3] {
-        let limits = limits(sequences, 96, 16);
-        let expected = requests.each_ref().map(|request| alone(&model, limits, request));
-        let engine = start(&model, limits);
-        check_all(&engine, &requests, &expected);
-        assert_eq!(engine.status().preemptions, 0);
-        engine.stop();
+    for name in MODELS {
+        let fixture = Fixture::open(name);
+        let model = load(&device, &fixture.path);
+        let requests = requests(&fixture.ids);
+        // A sequence for each request, and fewer sequences than requests.
+        for sequences in [5, 3] {
+            let limits = limits(sequences, 96, 16);
+            let expected = requests.each_ref().map(|request| alone(&model, limits, request));
+            let engine = start(&model, limits);
+            check_all(&engine, &requests, &expected);
+            assert_eq!(engine.status().preemptions, 0);
+            engine.stop();
+        }
     }
 }
 
 #[test]
 fn preempted_requests_generate_the_same_tokens() {
     let Some(device) = testkit::cpu_device() else { return };
-    let fixture = Fixture::open(NAME);
-    let model = load(&device, &fixture.path);
-    let requests = requests(&fixture.ids);
-    // Pages of 4 tokens, enough for one sequence of the context length.
-    let limits = Limits { max_pages: Some(14), ..limits(5, 56, 16) };
-    let expected = requests.each_ref().map(|request| alone(&model, limits, request));
-    let engine = start(&model, limits);
-    check_all(&engine, &requests, &expected);
-    assert!(engine.status().preemptions > 0, "{:?}", engine.status());
-    engine.stop();
+    for name in MODELS {
+        let fixture = Fixture::open(name);
+        let model = load(&device, &fixture.path);
+        let requests = requests(&fixture.ids);
+        // Pages of 4 tokens, enough for one sequence of the context length.
+        let limits = Limits { max_pages: Some(14), ..limits(5, 56, 16) };
+        let expected = requests.each_ref().map(|request| alone(&model, limits, request));
+        let engine = start(&model, limits);
+        check_all(&engine, &requests, &expected);
+        assert!(engine.status().preemptions > 0, "{:?}", engine.status());
+        engine.stop();
+    }
 }
 
 #[test]
@@ -182,8 +189,14 @@ fn reload(path: &Path, limits: Limits) -> model::Result<Runner> {
 
 #[test]
 fn a_recovered_device_loss_is_invisible_in_streams() {
+    for name in [NAME, "gemma4_moe_gguf_q8_0"] {
+        check_device_loss(name);
+    }
+}
+
+fn check_device_loss(name: &'static str) {
     let Some(device) = testkit::cpu_device_plain() else { return };
-    let fixture = Fixture::open(NAME);
+    let fixture = Fixture::open(name);
     let limits = limits(3, 96, 16);
     let requests = requests(&fixture.ids);
     let model = load(&device, &fixture.path);

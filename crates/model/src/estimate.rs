@@ -32,6 +32,13 @@ const LEVELS_PER_LAYER: u32 = 5;
 /// With experts: norm, QKV, attention, output, norm, router, gate and up, down. The router reads the residual stream, so
 /// that products cannot compute the norms.
 const LEVELS_PER_LAYER_WITH_EXPERTS: u32 = 8;
+/// With a dense block beside the experts: norm, QKV, attention, output, norm; gate and up, beside the experts' norm and the
+/// router; down beside the experts' gate and up; the experts' down; the sum of both.
+const LEVELS_PER_LAYER_WITH_BOTH: u32 = 9;
+/// With per-layer embeddings: norm, QKV, attention, output, norm, gate and up, down; norm, gate, gated, quantised, output.
+const LEVELS_PER_LAYER_WITH_EMBEDDINGS: u32 = 12;
+/// What the per-layer embeddings of all layers take: norm, projection, inputs.
+const LEVELS_OF_EMBEDDINGS: u32 = 3;
 /// Levels outside of the layers: embedding, head, and the two of the sampler.
 const OTHER_LEVELS: u32 = 4;
 
@@ -70,12 +77,17 @@ impl Estimate {
 /// Levels of a decode step.
 pub fn levels(config: &Config) -> u32 {
     let layer = |layer: LayerSpec| match layer.feed_forward {
+        FeedForward::Dense(_) if layer.per_layer_width.is_some() => LEVELS_PER_LAYER_WITH_EMBEDDINGS,
         FeedForward::Dense(_) => LEVELS_PER_LAYER,
-        FeedForward::Experts(_) | FeedForward::DenseAndExperts(..) => LEVELS_PER_LAYER_WITH_EXPERTS,
+        FeedForward::Experts(_) => LEVELS_PER_LAYER_WITH_EXPERTS,
+        FeedForward::DenseAndExperts(..) => LEVELS_PER_LAYER_WITH_BOTH,
     };
-    // Without experts the head computes the last norm, too.
-    let last_norm = u32::from(config.dense_intermediate().is_none());
-    config.layer_specs().map(layer).sum::<u32>() + last_norm + OTHER_LEVELS
+    let has_experts = config.layer_specs().any(|layer| layer.feed_forward.experts().is_some());
+    let per_layer = config.per_layer_width.map_or(0, |_| LEVELS_OF_EMBEDDINGS);
+    // Otherwise the head computes the last norm, too.
+    let last_norm = u32::from(has_experts || config.per_layer_width.is_some());
+    let softcap = u32::from(config.logit_softcap.is_some());
+    config.layer_specs().map(layer).sum::<u32>() + per_layer + last_norm + softcap + OTHER_LEVELS
 }
 
 #[cfg(test)]

@@ -39,25 +39,70 @@ fn logits_match_transformers() {
 
 #[test]
 fn a_router_that_differs_from_the_model_is_noticed() {
-    let Some(device) = testkit::cpu_device() else { return };
-    let fixture = Fixture::open("qwen3moe");
-    for (of_model, other) in [
-        ("\"norm_topk_prob\": true", "\"norm_topk_prob\": false"),
-        ("\"num_experts_per_tok\": 2", "\"num_experts_per_tok\": 1"),
+    for (name, of_model, other) in [
+        ("qwen3moe", "\"norm_topk_prob\": true", "\"norm_topk_prob\": false"),
+        ("qwen3moe", "\"num_experts_per_tok\": 2", "\"num_experts_per_tok\": 1"),
+        ("gemma4_moe", "\"top_k_experts\": 2", "\"top_k_experts\": 1"),
     ] {
-        let folder = tempfile::tempdir().unwrap();
-        std::fs::copy(fixture.path.join("model.safetensors"), folder.path().join("model.safetensors"))
-            .unwrap();
-        let config = std::fs::read_to_string(fixture.path.join("config.json")).unwrap();
-        assert!(config.contains(of_model));
-        std::fs::write(folder.path().join("config.json"), config.replace(of_model, other)).unwrap();
-        let rows = all_logits(&load(&device, folder.path()), &fixture.ids, 64, KvScheme::F32);
-        let differences = fixture.positions.iter().enumerate();
-        let differences =
-            differences.map(|(index, position)| difference(&rows[*position], fixture.row(index)));
-        let worst = differences.fold(0.0, f32::max) / fixture.largest();
-        assert!(worst > 1e-2, "{other}: {worst}");
+        let replaced = |config: String, weights: Vec<u8>| {
+            assert!(config.contains(of_model));
+            (config.replace(of_model, other), weights)
+        };
+        assert_differs(name, other, replaced);
     }
+    // Scales as if the model had none.
+    for tensor in ["layers.0.router.scale", "layers.0.router.per_expert_scale"] {
+        assert_differs("gemma4_moe", tensor, |config, weights| (config, with_ones(weights, tensor)));
+    }
+}
+
+/// Other parts whose absence would be noticed: factors of layers, the soft cap, the growth of queries.
+#[test]
+fn a_model_without_one_of_its_parts_is_noticed() {
+    let scale = "layers.1.layer_scalar";
+    assert_differs("gemma4_text", scale, |config, weights| (config, with_ones(weights, scale)));
+    for (name, of_model, other) in [
+        ("gemma4_text", "\"final_logit_softcapping\": 30.0", "\"final_logit_softcapping\": 300.0"),
+        ("ministral3", "\"llama_4_scaling_beta\": 0.1", "\"llama_4_scaling_beta\": 0.01"),
+        ("ministral3", "\"factor\": 16.0", "\"factor\": 8.0"),
+    ] {
+        let replaced = |config: String, weights| {
+            assert!(config.contains(of_model), "{config}");
+            (config.replace(of_model, other), weights)
+        };
+        assert_differs(name, other, replaced);
+    }
+}
+
+/// Checks that the logits of a fixture change noticeably with its config or weights.
+#[track_caller]
+fn assert_differs(name: &'static str, change: &str, changed: impl Fn(String, Vec<u8>) -> (String, Vec<u8>)) {
+    let Some(device) = testkit::cpu_device() else { return };
+    let fixture = Fixture::open(name);
+    let folder = tempfile::tempdir().unwrap();
+    let config = std::fs::read_to_string(fixture.path.join("config.json")).unwrap();
+    let weights = std::fs::read(fixture.path.join("model.safetensors")).unwrap();
+    let (config, weights) = changed(config, weights);
+    std::fs::write(folder.path().join("config.json"), config).unwrap();
+    std::fs::write(folder.path().join("model.safetensors"), weights).unwrap();
+    let rows = all_logits(&load(&device, folder.path()), &fixture.ids, 64, KvScheme::F32);
+    let differences = fixture.positions.iter().enumerate();
+    let differences = differences.map(|(index, position)| difference(&rows[*position], fixture.row(index)));
+    let worst = differences.fold(0.0, f32::max) / fixture.largest();
+    assert!(worst > 5e-3, "{name}, {change}: {worst}");
+}
+
+/// A safetensors file with ones as the values of a tensor, in bf16, whose name ends so.
+fn with_ones(mut file: Vec<u8>, tensor: &str) -> Vec<u8> {
+    let header = 8 + u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+    let json: serde_json::Value = serde_json::from_slice(&file[8..header]).unwrap();
+    let (_, found) = json.as_object().unwrap().iter().find(|(name, _)| name.ends_with(tensor)).unwrap();
+    assert_eq!(found["dtype"], "BF16");
+    let offset = |index: usize| header + found["data_offsets"][index].as_u64().unwrap() as usize;
+    for value in file[offset(0)..offset(1)].chunks_mut(2) {
+        value.copy_from_slice(&0x3f80_u16.to_le_bytes());
+    }
+    file
 }
 
 #[test]
@@ -72,6 +117,10 @@ fn chunks_of_any_size_give_the_same_logits() {
         ("qwen2_tied", &[1, 2, 5, 9]),
         ("qwen3", &[1, 2, 5, 9]),
         ("qwen3moe", &[1, 2, 5, 9]),
+        ("gemma4_text", &[1, 5]),
+        ("gemma4_ple", &[1, 2, 9]),
+        ("gemma4_moe", &[1, 2, 9]),
+        ("ministral3", &[1, 5]),
     ] {
         let fixture = Fixture::open(name);
         let model = load(&device, &fixture.path);
@@ -184,7 +233,7 @@ fn f16_activations_change_logits_little() {
             // minima of random Q4_1 are as large as its values, and cancel most of them.
             let allowed = match (kv, name) {
                 // A rounded score may choose another expert.
-                (KvScheme::Int8, "qwen3moe_gguf_q8_0") => 3e-1,
+                (KvScheme::Int8, "qwen3moe_gguf_q8_0" | "gemma4_moe_gguf_q8_0") => 3e-1,
                 (KvScheme::Int8, _) => 5e-2,
                 (_, "llama_gguf_q4_1") => 7e-3,
                 _ => 5e-3,

@@ -238,7 +238,7 @@ fn generation_ends_by_stop_token_limit_or_caller() {
 #[test]
 fn a_gpu_decode_step_has_as_many_levels_as_estimated() {
     let Some(device) = testkit::cpu_device() else { return };
-    for name in ["gguf_q8_0", "qwen3moe_gguf_q8_0"] {
+    for name in ["gguf_q8_0", "qwen3moe_gguf_q8_0", "gemma4_moe_gguf_q8_0", "gemma4_ple_gguf_q8_0"] {
         let fixture = Fixture::open(name);
         // The code path of a GPU; the CPU driver would choose another.
         let model = load_alone(&device, &fixture.path);

@@ -218,6 +218,29 @@ fn int8_fits_the_device_local_heap_of_the_780m() {
 }
 
 #[test]
+fn a_table_of_which_tokens_read_rows_stays_in_host_memory() {
+    let mut demand = demand_27b(Scheme::Int8, 8192);
+    let table = matrix("table".into(), 262_144, 8960, Scheme::Int8);
+    let table = WeightDemand { bytes_per_token: table.bytes / 262_144, in_host_memory: true, ..table };
+    demand.weights.push(table.clone());
+    let index = demand.weights.len() - 1;
+    let heap = |memory: &Memory| {
+        let placement = placed(memory, &demand);
+        assert_eq!(placement.spill, None, "it belongs there: nothing spills");
+        let extents: Vec<_> = placement.extents(Content::Weight(index)).collect();
+        assert_eq!(extents.iter().map(|extent| extent.bytes).sum::<u64>(), table.bytes);
+        let heaps: Vec<usize> = extents.iter().map(|extent| placement.blocks[extent.block].heap).collect();
+        assert!(heaps.iter().all(|heap| *heap == heaps[0]), "{heaps:?}");
+        heaps[0]
+    };
+    assert_eq!(heap(&h200()), 1, "the host's heap");
+    assert_eq!(heap(&radeon_780m()), 1, "unified memory is all the same: the device-local heap");
+    // Without enough host memory it is placed like any other.
+    let small_host = memory(&[local(gib(140.4)), host(GIB)], false, 4 * GIB);
+    assert_eq!(heap(&small_host), 0);
+}
+
+#[test]
 fn bf16_needs_both_heaps_of_the_780m() {
     let demand = demand_27b(Scheme::Bf16, 8192);
     let placement = placed(&radeon_780m(), &demand);

@@ -23,10 +23,10 @@ pub struct ExpertColumns {
     pub per_x: usize,
 }
 
-/// Experts of Qwen 3 30B-A3B whose pipelines are listed: rows, K, pairs per column of x, and whether they combine gate and
-/// up.
-pub(crate) const LISTED_EXPERTS: [(usize, usize, usize, bool); 2] =
-    [(1536, 2048, 8, true), (2048, 768, 1, false)];
+/// Experts whose pipelines are listed, of Qwen 3 30B-A3B and Gemma 4 26B-A4B: rows, K, pairs per column of x, and whether
+/// they combine gate and up.
+pub(crate) const LISTED_EXPERTS: [(usize, usize, usize, bool); 4] =
+    [(1536, 2048, 8, true), (2048, 768, 1, false), (1408, 2816, 8, true), (2816, 704, 1, false)];
 
 /// Pairs sorted by expert, in groups of a fixed width. Groups of one column are the pairs themselves, in their order.
 #[derive(Clone, Debug)]

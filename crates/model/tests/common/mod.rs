@@ -77,15 +77,32 @@ pub const NAMES: [&str; 41] = [
 ];
 
 /// Fixtures with integer weights, of each scheme and family; all have greedy text.
-pub const QUANTISED: [&str; 6] =
-    ["gguf_q8_0", "gguf_q4_0", "llama_gguf_q4_1", "qwen2_gguf_q8_0", "qwen3_gguf_q8_0", "qwen3moe_gguf_q8_0"];
+pub const QUANTISED: [&str; 9] = [
+    "gguf_q8_0",
+    "gguf_q4_0",
+    "llama_gguf_q4_1",
+    "qwen2_gguf_q8_0",
+    "qwen3_gguf_q8_0",
+    "qwen3moe_gguf_q8_0",
+    "gemma4_moe_gguf_q8_0",
+    "gemma4_ple_gguf_q8_0",
+    "ministral3_gguf_q8_0",
+];
 
 /// One fixture per family, for tests that depend on little else.
-pub const FAMILIES: [&str; 5] =
-    ["gguf_q8_0", "llama_gguf_q8_0", "qwen2_gguf_q8_0", "qwen3_gguf_q8_0", "qwen3moe_gguf_q8_0"];
+pub const FAMILIES: [&str; 8] = [
+    "gguf_q8_0",
+    "llama_gguf_q8_0",
+    "qwen2_gguf_q8_0",
+    "qwen3_gguf_q8_0",
+    "qwen3moe_gguf_q8_0",
+    "gemma4_moe_gguf_q8_0",
+    "gemma4_ple_gguf_q8_0",
+    "ministral3_gguf_q8_0",
+];
 
 /// Fixtures of the batch-invariance tests, with the KV scheme that each is tested with.
-pub const REPRODUCIBLE: [(&str, KvScheme); 7] = [
+pub const REPRODUCIBLE: [(&str, KvScheme); 9] = [
     ("gguf_q8_0", KvScheme::F16),
     ("gguf_q4_0", KvScheme::Int8),
     ("untied_long", KvScheme::F16),
@@ -93,6 +110,8 @@ pub const REPRODUCIBLE: [(&str, KvScheme); 7] = [
     ("qwen2_gguf_q8_0", KvScheme::F16),
     ("qwen3_gguf_q8_0", KvScheme::F16),
     ("qwen3moe_gguf_q8_0", KvScheme::F16),
+    ("gemma4_moe_gguf_q8_0", KvScheme::F16),
+    ("gemma4_ple_gguf_q8_0", KvScheme::Int8),
 ];
 
 impl Fixture {
