@@ -93,11 +93,7 @@ pub(super) fn steps() -> Vec<Step> {
             },
             &[65, 2],
         ),
-        step(Shape { heads: 8, output: f16, ..long }, &[64, 0, 299]),
-        step(
-            Shape { heads: 4, kv_heads: 2, window: 40, scheme: KvScheme::Int8, output: int16, ..long },
-            &[65, 2],
-        ),
+        step(Shape { heads: 4, kv_heads: 2, window: 40, scheme: KvScheme::Int8, ..long }, &[65, 2]),
         step(Shape { heads: 4, kv_heads: 4, page_size: 64, scheme: KvScheme::F32, ..long }, &[0, 130]),
         step(Shape { kv_heads: 2, value_norm: true, window: 40, ..small }, &[130, 5, 0]),
         step(Shape { heads: 8, value_norm: true, ..values_from_keys }, &[64, 0, 299]),
@@ -106,7 +102,7 @@ pub(super) fn steps() -> Vec<Step> {
             &[65, 2],
         ),
         step(Shape { head_dim: 64, window: 40, partials: 2, ..shared }, &lengths),
-        step(Shape { heads: 8, output: f16, ..shared }, &[299, 0]),
+        step(Shape { heads: 8, ..shared }, &[299, 0]),
         step(
             Shape { head_dim: 96, kv_heads: 2, scheme: KvScheme::Int8, output: int16, ..shared },
             &[64, 0, 130],
