@@ -46,6 +46,7 @@ pub(crate) fn attention_shape(
         value_norm: false,
         bias: attention.qkv_bias,
         interleaved: config.rope_pairs == RopePairs::Neighbours,
+        temperature: None,
         partials: 1,
         scale: config.query_pre_attn_scalar.powf(-0.5),
         output,
