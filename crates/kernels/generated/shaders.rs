@@ -189,6 +189,10 @@ pub mod attention_decode {
         pub keys_and_values: u32,
         /// `VALUE_NORM`: `bool`, constant 20.
         pub value_norm: bool,
+        /// `TEMPERATURE_BETA`: `float`, constant 21.
+        pub temperature_beta: f32,
+        /// `TEMPERATURE_ORIGINAL`: `uint`, constant 22.
+        pub temperature_original: u32,
     }
 
     impl Default for Constants {
@@ -216,6 +220,8 @@ pub mod attention_decode {
                 partials: 1,
                 keys_and_values: 0,
                 value_norm: false,
+                temperature_beta: 0.0,
+                temperature_original: 0,
             }
         }
     }
@@ -244,6 +250,8 @@ pub mod attention_decode {
                 self.partials,
                 self.keys_and_values,
                 u32::from(self.value_norm),
+                self.temperature_beta.to_bits(),
+                self.temperature_original,
             ]
         }
     }
@@ -253,7 +261,7 @@ pub mod attention_decode {
         name: "attention_decode.t0",
         spirv: include_bytes!("attention_decode.t0.spv"),
         push_size: 128,
-        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20],
+        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 
@@ -262,7 +270,7 @@ pub mod attention_decode {
         name: "attention_decode.t1",
         spirv: include_bytes!("attention_decode.t1.spv"),
         push_size: 128,
-        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20],
+        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 
@@ -2522,9 +2530,14 @@ pub mod rope {
         pub keys_and_values: u32,
         /// `VALUE_NORM`: `bool`, constant 12.
         pub value_norm: bool,
+        /// `TEMPERATURE_BETA`: `float`, constant 13.
+        pub temperature_beta: f32,
+        /// `TEMPERATURE_ORIGINAL`: `uint`, constant 14.
+        pub temperature_original: u32,
     }
 
     impl Default for Constants {
+        #[allow(clippy::approx_constant)]
         fn default() -> Self {
             Self {
                 threads: 64,
@@ -2540,6 +2553,8 @@ pub mod rope {
                 partials: 1,
                 keys_and_values: 0,
                 value_norm: false,
+                temperature_beta: 0.0,
+                temperature_original: 0,
             }
         }
     }
@@ -2560,6 +2575,8 @@ pub mod rope {
                 self.partials,
                 self.keys_and_values,
                 u32::from(self.value_norm),
+                self.temperature_beta.to_bits(),
+                self.temperature_original,
             ]
         }
     }
@@ -2569,7 +2586,7 @@ pub mod rope {
         name: "rope.t0",
         spirv: include_bytes!("rope.t0.spv"),
         push_size: 120,
-        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12],
+        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 
@@ -2578,7 +2595,7 @@ pub mod rope {
         name: "rope.t1",
         spirv: include_bytes!("rope.t1.spv"),
         push_size: 120,
-        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12],
+        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 

@@ -78,7 +78,7 @@ mod vectors;
 
 pub use attention::{
     kv::{KvLayer, KvShape, KvTable},
-    rope::KeysAndValues,
+    rope::{KeysAndValues, QueryTemperature},
 };
 pub use matmul::common::{Epilogue, OutputFormat, Target};
 pub use matrix::{Matrix, MatrixBlock};

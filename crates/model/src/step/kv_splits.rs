@@ -50,6 +50,7 @@ pub(crate) fn attention_shape(
         value_norm: attention.value_norm,
         bias: attention.qkv_bias,
         interleaved: config.rope_pairs == RopePairs::Neighbours,
+        temperature: None,
         partials: 1,
         scale: config.query_pre_attn_scalar.powf(-0.5),
         output,

@@ -54,6 +54,8 @@ layout(constant_id = 18) const uint PARTIALS = 1;
 layout(constant_id = 19) const uint KEYS_AND_VALUES = 0;
 // Norms the value, without a weight.
 layout(constant_id = 20) const bool VALUE_NORM = false;
+layout(constant_id = 21) const float TEMPERATURE_BETA = 0.0;
+layout(constant_id = 22) const uint TEMPERATURE_ORIGINAL = 0;
 
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Floats4 { vec4 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 16) buffer Words4 { uvec4 data[]; };
@@ -94,6 +96,7 @@ layout(push_constant, scalar) uniform Push {
 #include "range.glsl"
 #include "half.glsl"
 #include "kv.glsl"
+#include "temperature.glsl"
 #include "int16.glsl"
 #include "f16.glsl"
 
@@ -496,6 +499,7 @@ void main() {
     // One of the workgroups that share a KV head writes the new key and value.
     bool writes = gl_WorkGroupID.x % (QUERY_HEADS / KV_HEADS / HEADS) == 0;
     uint heads = has_own ? HEADS + 2 : HEADS;
+    float head_scale = SCALE * query_temperature(position);
     for (uint at = 0; at < heads; at += CLUSTERS) {
         uint head = at + cluster;
         if (!PREFETCH || at > 0) {
@@ -528,8 +532,8 @@ void main() {
                     high *= norm;
                 }
                 if (head < HEADS) {
-                    low *= SCALE;
-                    high *= SCALE;
+                    low *= head_scale;
+                    high *= head_scale;
                 } else if (!INT8) {
                     Words4 cache = push.k;
                     if (head == VALUE) {

@@ -10,8 +10,8 @@ use crate::{
         kv::{KvLayer, KvShape, KvTable, reference as stored},
         paged::reference::range,
         rope::{
-            KeysAndValues, Tables,
-            cases::{frequencies, split_into_partials},
+            KeysAndValues, QueryTemperature, Tables,
+            cases::{frequencies, rotation_scale, split_into_partials},
             reference::Row,
         },
     },
@@ -46,6 +46,7 @@ pub(super) const GEMMA: Shape = Shape {
     value_norm: false,
     bias: false,
     interleaved: false,
+    temperature: None,
     partials: 1,
     scale: 0.0625,
     output: Activations::F32,
@@ -57,6 +58,7 @@ pub(super) fn steps() -> Vec<Step> {
     let step = |shape, positions: &[u32]| Step { shape, positions: positions.to_vec(), inactive: 1 };
     let small = Shape { heads: 2, head_dim: 64, ..GEMMA };
     let plain = Shape { norm: None, scale: 0.1, ..small };
+    let temperature = Some(QueryTemperature { beta: 0.5, original: 64 });
     let long = Shape { head_dim: 512, ..GEMMA };
     let values_from_keys = Shape { keys_and_values: KeysAndValues::ValuesFromKeys, ..long };
     let shared = Shape { keys_and_values: KeysAndValues::Shared, ..long };
@@ -93,20 +95,17 @@ pub(super) fn steps() -> Vec<Step> {
             },
             &[65, 2],
         ),
-        step(Shape { heads: 8, output: f16, ..long }, &[64, 0, 299]),
-        step(
-            Shape { heads: 4, kv_heads: 2, window: 40, scheme: KvScheme::Int8, output: int16, ..long },
-            &[65, 2],
-        ),
+        step(Shape { heads: 4, kv_heads: 2, window: 40, scheme: KvScheme::Int8, ..long }, &[65, 2]),
         step(Shape { heads: 4, kv_heads: 4, page_size: 64, scheme: KvScheme::F32, ..long }, &[0, 130]),
         step(Shape { kv_heads: 2, value_norm: true, window: 40, ..small }, &[130, 5, 0]),
+        step(Shape { kv_heads: 2, temperature, ..plain }, &[63, 64, 299]),
         step(Shape { heads: 8, value_norm: true, ..values_from_keys }, &[64, 0, 299]),
         step(
             Shape { head_dim: 64, kv_heads: 2, partials: 3, scheme: KvScheme::Int8, ..values_from_keys },
             &[65, 2],
         ),
         step(Shape { head_dim: 64, window: 40, partials: 2, ..shared }, &lengths),
-        step(Shape { heads: 8, output: f16, ..shared }, &[299, 0]),
+        step(Shape { heads: 8, ..shared }, &[299, 0]),
         step(
             Shape { head_dim: 96, kv_heads: 2, scheme: KvScheme::Int8, output: int16, ..shared },
             &[64, 0, 130],
@@ -326,6 +325,7 @@ impl Data {
             scale: shape.scale,
             position: step.positions[row as usize],
             inverse_frequencies: &self.frequencies,
+            rotation_scale: rotation_scale(shape.temperature),
         }
     }
 
@@ -374,7 +374,8 @@ impl Buffers {
         let slots: Vec<u32> = (0..columns as u32).collect();
         let k = (shape.heads * shape.head_dim) as usize;
         let o = poisoned(&mut arena, shape.output, k, columns)?;
-        let tables = Tables::new(&data.frequencies, data.table_stride as usize * shape.page_size as usize);
+        let max_positions = data.table_stride as usize * shape.page_size as usize;
+        let tables = Tables::scaled(&data.frequencies, max_positions, rotation_scale(shape.temperature));
         let kernel = DecodeAttention::with_plan(device, *shape, plan)?;
         let counter_words = (kernel.counter_bytes(columns as u32) / 4) as usize;
         let mut scratch = match kernel.scratch_bytes(columns as u32) {

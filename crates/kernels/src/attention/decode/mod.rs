@@ -215,6 +215,8 @@ fn variant(shape: &Shape, plan: Plan) -> Variant {
         keys_and_values: shape.keys_and_values as u32,
         qk_norm: shape.norm.is_some(),
         value_norm: shape.value_norm,
+        temperature_beta: shape.temperature.map_or(0.0, |temperature| temperature.beta),
+        temperature_original: shape.temperature.map_or(0, |temperature| temperature.original),
         qkv_bias: shape.bias,
         interleaved: shape.interleaved,
         partials: shape.partials,

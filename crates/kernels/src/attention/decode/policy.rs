@@ -9,7 +9,7 @@ use crate::{
     Activations,
     attention::{
         paged::{self, Mode},
-        rope::KeysAndValues,
+        rope::{KeysAndValues, QueryTemperature},
     },
     variant::Variant,
 };
@@ -205,6 +205,7 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
         value_norm: false,
         bias: false,
         interleaved: false,
+        temperature: None,
         partials: 1,
         scale: 1.0,
         output,
@@ -231,6 +232,9 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
     }
     shapes.push(Shape { norm: None, bias: true, ..qwen2 });
     shapes.push(Shape { norm: None, interleaved: true, ..llama });
+    let temperature = Some(QueryTemperature { beta: 0.1, original: 16_384 });
+    let ministral = gemma((32, 8, 128, 0, 262_144), KvScheme::F16, Activations::F16);
+    shapes.push(Shape { norm: None, temperature, ..ministral });
     let tiers = [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier));
     tiers
         .flat_map(|tier| shapes.iter().map(move |shape| variant(shape, at_tier(caps, shape, tier))))

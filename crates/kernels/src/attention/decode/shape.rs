@@ -7,7 +7,7 @@ use crate::{
     Activations, HALF_GROUP,
     attention::{
         paged,
-        rope::{self, KeysAndValues},
+        rope::{self, KeysAndValues, QueryTemperature},
     },
 };
 
@@ -39,6 +39,8 @@ pub struct Shape {
     pub bias: bool,
     /// RoPE pairs values 2i and 2i + 1 (Llama in GGUF files); otherwise i and i + head_dim / 2.
     pub interleaved: bool,
+    /// Scales the queries by their position, after RoPE (Ministral 3).
+    pub temperature: Option<QueryTemperature>,
     /// Split-K partial sums of the QKV product, at least 1.
     pub partials: u32,
     /// Scale of the queries.
@@ -61,6 +63,7 @@ impl Shape {
             value_norm: self.value_norm,
             bias: self.bias,
             interleaved: self.interleaved,
+            temperature: self.temperature,
             partials: self.partials,
         }
     }

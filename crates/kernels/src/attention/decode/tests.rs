@@ -10,7 +10,7 @@ use crate::{
     Activations, Vectors,
     attention::{
         kv::{KvLayer, KvShape, KvTable},
-        rope::KeysAndValues,
+        rope::{KeysAndValues, QueryTemperature},
     },
     case::Comparison,
 };
@@ -47,12 +47,21 @@ fn plans_of_larger_gpus_match_the_reference() {
 
 /// Every switch changes the result: a kernel for one shape does not pass as that for another.
 #[test]
-fn other_keys_and_values_do_not_match_the_reference() {
+fn other_shapes_do_not_match_the_reference() {
     let Some(device) = testkit::cpu_device() else { return };
     let normed = Shape { value_norm: true, ..SMALL };
     let from_keys = Shape { keys_and_values: KeysAndValues::ValuesFromKeys, ..SMALL };
     let shared = Shape { keys_and_values: KeysAndValues::Shared, ..SMALL };
-    let shapes = [SMALL, normed, from_keys, Shape { value_norm: true, ..from_keys }, shared];
+    let temperature = |original| Some(QueryTemperature { beta: 0.5, original });
+    let shapes = [
+        SMALL,
+        normed,
+        from_keys,
+        Shape { value_norm: true, ..from_keys },
+        shared,
+        Shape { temperature: temperature(17), ..SMALL },
+        Shape { temperature: temperature(18), ..SMALL },
+    ];
     for (computed, expected) in shapes.into_iter().flat_map(|computed| shapes.map(|shape| (computed, shape)))
     {
         let step = Step { shape: expected, positions: vec![17, 0], inactive: 1 };

@@ -126,9 +126,11 @@ pub fn at_tier(caps: &Caps, shape: &Shape, mode: Mode, tier: Tier) -> Plan {
     let lanes = target.next_power_of_two().min(smallest);
     let vec8s_per_thread = shape.vec8s().div_ceil(lanes);
     // Maximum vec8s of queries (and of outputs) per thread, and maximum scores per cluster. A GPU has registers
-    // for this many; a CPU driver gains nothing from more, and takes seconds to compile them at T0.
+    // for this many; a CPU driver gains nothing from more, and takes seconds to compile them at T0, and for
+    // heads longer than 256.
     let (max_vec8s, max_scores) = match (cpu, tier) {
         (false, _) => (8, 16),
+        (true, _) if shape.head_dim > 256 => (8, 1),
         (true, Tier::T0) => (4, 2),
         (true, _) => (16, 16),
     };

@@ -3,7 +3,9 @@
 use gpu::{Caps, Device, Result, Tier};
 use tensor::KvScheme;
 
-use super::{KeysAndValues, Operands, Rope, Shape, Tables, inverse_frequencies, policy, reference};
+use super::{
+    KeysAndValues, Operands, QueryTemperature, Rope, Shape, Tables, inverse_frequencies, policy, reference,
+};
 use crate::{
     attention::kv::{KvLayer, KvShape, KvTable, reference as stored},
     case::{Case, Comparison, Output, POISON, Random, TIMEOUT, arena},
@@ -30,9 +32,12 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
         value_norm: false,
         bias: false,
         interleaved: false,
+        temperature: None,
         partials: 1,
     };
     let values_from_keys = Shape { keys_and_values: KeysAndValues::ValuesFromKeys, ..plain };
+    // Position 4999 is the first with another scale.
+    let temperature = Some(QueryTemperature { beta: 0.5, original: 4999 });
     let shared = Shape { keys_and_values: KeysAndValues::Shared, heads: 8, norm: true, ..plain };
     let shapes = [
         Shape { norm: true, ..plain },
@@ -64,6 +69,7 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
         Shape { head_dim: 64, bias: true, partials: 3, scheme: KvScheme::F32, ..values_from_keys },
         Shape { head_dim: 512, ..shared },
         Shape { kv_heads: 2, head_dim: 64, scheme: KvScheme::Int8, partials: 2, ..shared },
+        Shape { head_dim: 128, temperature, ..plain },
     ];
     let tiers = [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier));
     let after_inactive = [shapes[0], shapes[8]].map(|shape| (shape, 3));
@@ -100,6 +106,11 @@ pub(crate) fn frequencies(head_dim: u32) -> Vec<f64> {
         frequencies[64..].fill(0.0);
     }
     frequencies
+}
+
+/// Factor of cosines and sines: models with a query temperature use YaRN too.
+pub(crate) fn rotation_scale(temperature: Option<QueryTemperature>) -> f64 {
+    if temperature.is_some() { 1.25 } else { 1.0 }
 }
 
 /// Runs one shape with one plan on random data. The rows before `first` are inactive too.
@@ -140,7 +151,7 @@ pub(super) fn run_as(
     let bias = floats(shape.row(), 20.0);
     let (q_weight, k_weight) = (floats(shape.head_dim, 2.0), floats(shape.head_dim, 2.0));
     let frequencies = frequencies(shape.head_dim);
-    let tables = Tables::new(&frequencies, MAX_POSITIONS as usize);
+    let tables = Tables::scaled(&frequencies, MAX_POSITIONS as usize, rotation_scale(shape.temperature));
 
     // Rows are in two slots; page 0 is unused.
     let kv_shape = KvShape {
@@ -210,6 +221,7 @@ pub(super) fn run_as(
                 scale: SCALE,
                 position,
                 inverse_frequencies: &frequencies,
+                rotation_scale: rotation_scale(shape.temperature),
             },
         );
         // Relative to the length of a pair, not to the value: rotation may leave a small difference of large

@@ -11,7 +11,7 @@ mod tests;
 
 use gpu::{Address, Device, Error, Pipeline, Recorder, Result, View};
 
-pub use shape::{KeysAndValues, Shape};
+pub use shape::{KeysAndValues, QueryTemperature, Shape};
 pub use tables::{Tables, inverse_frequencies};
 
 use crate::{
@@ -226,6 +226,8 @@ fn variant(shape: &Shape, plan: Plan) -> Variant {
         keys_and_values: shape.keys_and_values as u32,
         qk_norm: shape.norm,
         value_norm: shape.value_norm,
+        temperature_beta: shape.temperature.map_or(0.0, |temperature| temperature.beta),
+        temperature_original: shape.temperature.map_or(0, |temperature| temperature.original),
         qkv_bias: shape.bias,
         interleaved: shape.interleaved,
         partials: shape.partials,

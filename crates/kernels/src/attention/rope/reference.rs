@@ -18,6 +18,8 @@ pub struct Row<'a> {
     pub position: u32,
     /// An angle is position · inverse frequency.
     pub inverse_frequencies: &'a [f64],
+    /// Factor of cosines and sines, as in [`Tables::scaled`](super::Tables::scaled).
+    pub rotation_scale: f64,
 }
 
 /// Queries, keys and values of a row, head by head; no keys and values where they are shared.
@@ -43,7 +45,11 @@ pub fn rope(shape: &Shape, row: &Row<'_>) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
         rotate(values, shape.interleaved, row);
     }
     let k = values.split_off(heads * d);
-    let q = values.into_iter().map(|value| value * f64::from(row.scale)).collect();
+    let temperature = shape.temperature.map_or(1.0, |temperature| {
+        let periods = row.position / temperature.original;
+        1.0 + f64::from(temperature.beta) * f64::from(1 + periods).ln()
+    });
+    let q = values.into_iter().map(|value| value * f64::from(row.scale) * temperature).collect();
     (q, k, v)
 }
 
@@ -61,6 +67,7 @@ fn rotate(values: &mut [f64], interleaved: bool, row: &Row<'_>) {
     for (i, frequency) in row.inverse_frequencies.iter().enumerate() {
         let (a, b) = if interleaved { (2 * i, 2 * i + 1) } else { (i, i + half) };
         let (sin, cos) = (f64::from(row.position) * frequency).sin_cos();
+        let (sin, cos) = (sin * row.rotation_scale, cos * row.rotation_scale);
         (values[a], values[b]) = (values[a] * cos - values[b] * sin, values[b] * cos + values[a] * sin);
     }
 }

@@ -29,6 +29,8 @@ layout(constant_id = 10) const uint PARTIALS = 1;
 layout(constant_id = 11) const uint KEYS_AND_VALUES = 0;
 // Norms value heads, without a weight.
 layout(constant_id = 12) const bool VALUE_NORM = false;
+layout(constant_id = 13) const float TEMPERATURE_BETA = 0.0;
+layout(constant_id = 14) const uint TEMPERATURE_ORIGINAL = 0;
 
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Floats { float data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer Floats2 { vec2 data[]; };
@@ -63,6 +65,7 @@ const uint CLUSTER_SUMS = 1;
 #include "cluster.glsl"
 #include "half.glsl"
 #include "kv.glsl"
+#include "temperature.glsl"
 
 const uint HALF = HEAD_DIM / 2;
 const uint ITEMS = INT8 ? (HEAD_DIM / 8 + LANES - 1) / LANES * 2 : (HEAD_DIM / 4 + LANES - 1) / LANES;
@@ -220,6 +223,7 @@ void main() {
     }
 
     uint position = push.positions.data[row];
+    float query_scale = push.scale * query_temperature(position);
     uint page = 0;
     if (!is_query) {
         page = push.table.data[push.slots.data[row] * push.table_stride + position / PAGE_SIZE];
@@ -250,8 +254,8 @@ void main() {
             if (is_query) {
                 uint to = (row * HEADS + head) * HALF;
                 if (writes) {
-                    push.q.data[to + at.x] = x.xy * push.scale;
-                    push.q.data[to + at.y] = x.zw * push.scale;
+                    push.q.data[to + at.x] = x.xy * query_scale;
+                    push.q.data[to + at.y] = x.zw * query_scale;
                 }
             } else if (!INT8) {
                 store(is_key, line * HALF + at.x, x.xy);

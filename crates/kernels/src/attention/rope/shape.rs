@@ -31,8 +31,17 @@ impl KeysAndValues {
     }
 }
 
+/// A scale of the queries that grows with the position (Ministral 3): 1 + beta · ln(1 + ⌊position / original⌋).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct QueryTemperature {
+    /// Growth per unit of the logarithm.
+    pub beta: f32,
+    /// Context length of pre-training, up to which the scale is 1; at least 1.
+    pub original: u32,
+}
+
 /// The steps of the computation that a model needs, and its dimensions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Shape {
     /// Query heads.
     pub heads: u32,
@@ -54,6 +63,8 @@ pub struct Shape {
     pub bias: bool,
     /// RoPE pairs values 2i and 2i + 1 (Llama in GGUF files); otherwise i and i + head_dim / 2.
     pub interleaved: bool,
+    /// Scales the queries by their position, after RoPE.
+    pub temperature: Option<QueryTemperature>,
     /// Split-K partial sums of the QKV product, at least 1.
     pub partials: u32,
 }
@@ -78,6 +89,9 @@ impl Shape {
         if self.value_norm && !self.norm {
             return Err(format!("{self:?}: values are normed only where queries and keys are"));
         }
+        if self.temperature.is_some_and(|temperature| temperature.original == 0) {
+            return Err(format!("{self:?}: the original context length must not be 0"));
+        }
         Ok(())
     }
 }
@@ -92,6 +106,7 @@ impl std::fmt::Display for Shape {
             (self.value_norm, "value norm"),
             (self.bias, "bias"),
             (self.interleaved, "interleaved"),
+            (self.temperature.is_some(), "temperature"),
         ];
         features.into_iter().filter(|(has, _)| *has).try_for_each(|(_, name)| write!(f, ", {name}"))?;
         if self.partials > 1 { write!(f, ", {} partial sums", self.partials) } else { Ok(()) }

@@ -19,15 +19,22 @@ pub struct Tables {
 impl Tables {
     /// The tables for positions 0 to `max_positions` − 1; an angle is position · inverse frequency.
     pub fn new(inverse_frequencies: &[f64], max_positions: usize) -> Self {
-        let table = |entries: usize, step: usize| {
+        Self::scaled(inverse_frequencies, max_positions, 1.0)
+    }
+
+    /// The same with all cosines and sines times `scale`: YaRN's attention factor.
+    pub fn scaled(inverse_frequencies: &[f64], max_positions: usize, scale: f64) -> Self {
+        let table = |entries: usize, step: usize, scale: f64| {
             (0..entries)
                 .flat_map(|entry| {
                     inverse_frequencies.iter().map(move |frequency| (entry * step) as f64 * frequency)
                 })
-                .flat_map(|angle| [angle.cos() as f32, angle.sin() as f32])
+                .flat_map(|angle| [(scale * angle.cos()) as f32, (scale * angle.sin()) as f32])
                 .collect()
         };
-        Self { coarse: table(max_positions.div_ceil(FINE).max(1), FINE), fine: table(FINE, 1) }
+        // The kernel multiplies the tables: one of them has the factor.
+        let coarse = table(max_positions.div_ceil(FINE).max(1), FINE, scale);
+        Self { coarse, fine: table(FINE, 1, 1.0) }
     }
 }
 

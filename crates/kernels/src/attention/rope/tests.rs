@@ -1,7 +1,10 @@
 use gpu::{Subgroup, Tier, known};
 use tensor::KvScheme;
 
-use super::{KeysAndValues, Operands, Rope, Shape, Tables, cases, inverse_frequencies, policy, policy::Plan};
+use super::{
+    KeysAndValues, Operands, QueryTemperature, Rope, Shape, Tables, cases, inverse_frequencies, policy,
+    policy::Plan,
+};
 use crate::attention::kv::{KvLayer, KvShape, KvTable};
 
 const GEMMA: Shape = Shape {
@@ -15,6 +18,7 @@ const GEMMA: Shape = Shape {
     value_norm: false,
     bias: false,
     interleaved: false,
+    temperature: None,
     partials: 1,
 };
 
@@ -41,13 +45,23 @@ fn plans_of_larger_gpus_match_the_reference() {
 
 /// Every switch changes the result: a kernel for one shape does not pass as that for another.
 #[test]
-fn other_keys_and_values_do_not_match_the_reference() {
+fn other_shapes_do_not_match_the_reference() {
     let Some(device) = testkit::cpu_device() else { return };
     let plain = Shape { head_dim: 64, page_size: 16, ..GEMMA };
     let normed = Shape { value_norm: true, ..plain };
     let from_keys = Shape { keys_and_values: KeysAndValues::ValuesFromKeys, ..plain };
     let shared = Shape { keys_and_values: KeysAndValues::Shared, ..plain };
-    let shapes = [plain, normed, from_keys, Shape { value_norm: true, ..from_keys }, shared];
+    let temperature = |beta, original| Some(QueryTemperature { beta, original });
+    let shapes = [
+        plain,
+        normed,
+        from_keys,
+        Shape { value_norm: true, ..from_keys },
+        shared,
+        Shape { temperature: temperature(0.5, 4999), ..plain },
+        Shape { temperature: temperature(0.5, 5000), ..plain },
+        Shape { temperature: temperature(0.4, 4999), ..plain },
+    ];
     for (computed, expected) in shapes.into_iter().flat_map(|computed| shapes.map(|shape| (computed, shape)))
     {
         let plan = policy::plan(device.caps(), &computed);
@@ -100,6 +114,8 @@ fn invalid_operands_are_rejected() {
     record(&operands()).unwrap_err();
     record(&Operands { k_weight: None, qkv_stride: shared.row(), ..operands() }).unwrap();
     assert!(Rope::new(&device, Shape { norm: false, value_norm: true, ..GEMMA }).is_err());
+    let temperature = Some(QueryTemperature { beta: 0.1, original: 0 });
+    assert!(Rope::new(&device, Shape { temperature, ..GEMMA }).is_err());
     assert!(Rope::new(&device, Shape { head_dim: 100, ..GEMMA }).is_err());
     let uneven = Shape { head_dim: 80, scheme: KvScheme::Int8, ..GEMMA };
     assert!(Rope::new(&device, uneven).err().expect("rejected").to_string().contains("groups of 32"));
@@ -141,4 +157,8 @@ fn tables_match_scaled_frequencies_at_every_position() {
     assert_eq!(tables.fine.len(), 256 * 8);
     assert_eq!(&tables.fine[8 * 3 + 2..8 * 3 + 4], &[0.3_f64.cos() as f32, 0.3_f64.sin() as f32]);
     assert_eq!(&tables.coarse[8 * 2..8 * 2 + 2], &[512_f64.cos() as f32, 512_f64.sin() as f32]);
+    let scaled = Tables::scaled(&plain, 600, 1.5);
+    assert_eq!(scaled.fine, tables.fine, "the product of both tables has the factor once");
+    let (cos, sin) = (1.5 * 512_f64.cos(), 1.5 * 512_f64.sin());
+    assert_eq!(&scaled.coarse[8 * 2..8 * 2 + 2], &[cos as f32, sin as f32]);
 }
