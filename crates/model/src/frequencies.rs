@@ -15,6 +15,14 @@ pub(crate) fn rope_frequencies(config: &Config, attention: &Attention) -> Vec<f6
     }
 }
 
+/// Factor of cosines and sines, and thereby of queries and keys.
+pub(crate) fn rotation_factor(config: &Config, attention: &Attention) -> f64 {
+    match (attention.span, &config.rope_scaling) {
+        (AttentionSpan::Full, RopeScaling::Yarn { attention_factor, .. }) => f64::from(*attention_factor),
+        _ => 1.0,
+    }
+}
+
 fn scaled(plain: Vec<f64>, scaling: &RopeScaling) -> Vec<f64> {
     match scaling {
         RopeScaling::None => plain,
@@ -73,6 +81,26 @@ mod tests {
         // A pair in between, by hand: 500000^(−62 / 128) turns 2.26345 times in 8192 positions, 0.42115 of
         // the way from 1 to 4.
         assert!((ratios[31] - 1.0 / (0.42115 + (1.0 - 0.42115) / 8.0)).abs() < 1e-4, "{}", ratios[31]);
+    }
+
+    #[test]
+    fn yarn_divides_low_frequencies_and_keeps_high_ones() {
+        let plain = inverse_frequencies(128, 1e6, 1.0);
+        let (factor, beta_fast, beta_slow, original, attention_factor) = (16.0, 32.0, 1.0, 16384, 1.0);
+        let yarn = RopeScaling::Yarn { factor, beta_fast, beta_slow, original, attention_factor };
+        let ratios: Vec<f64> = plain.iter().zip(scaled(plain.clone(), &yarn)).map(|(a, b)| a / b).collect();
+        assert!(ratios.is_sorted(), "{ratios:?}");
+        // By hand: 16384 / 64π turns at index 20.36, 16384 / 2π at 36.42, rounded outwards.
+        assert!(ratios[..=20].iter().all(|ratio| *ratio == 1.0) && ratios[21] > 1.0, "{ratios:?}");
+        assert!((ratios[37] - 16.0).abs() < 1e-9 && ratios[36] < 16.0, "{ratios:?}");
+    }
+
+    #[test]
+    fn only_the_first_pairs_rotate_where_it_is_proportional() {
+        let plain = inverse_frequencies(512, 1e6, 1.0);
+        let scaled = scaled(plain.clone(), &RopeScaling::Proportional { rotated: 0.25, factor: 1.0 });
+        assert_eq!(scaled[..64], plain[..64]);
+        assert!(scaled[64..].iter().all(|frequency| *frequency == 0.0));
     }
 
     #[test]

@@ -432,7 +432,8 @@ fn ones(device: &Device, count: u32) -> Result<Buffer> {
 
 fn rope_tables(device: &Device, config: &Config, attention: &Attention) -> Result<RopeTables> {
     let frequencies = frequencies::rope_frequencies(config, attention);
-    let tables = Tables::new(&frequencies, config.max_positions as usize);
+    let factor = frequencies::rotation_factor(config, attention);
+    let tables = Tables::scaled(&frequencies, config.max_positions as usize, factor);
     let mut arena = Arena::new(device, Lifetime::Weights, Memory::Device).with_block_size(1 << 20);
     let mut staging = Arena::new(device, Lifetime::Staging, Memory::Upload).with_block_size(1 << 20);
     let mut recorder = device.recorder()?;

@@ -5,13 +5,8 @@ mod common;
 use std::{fs, path::Path};
 
 use checkpoint::Checkpoint;
-use common::Fixture;
+use common::{Fixture, try_load};
 use serde_json::{Value, json};
-use weights::{
-    blueprint::{Blueprint, Reservation},
-    plan::{self, Margin, Memory},
-    stream::{Control, Options},
-};
 
 /// A copy of a fixture with a changed config and a changed safetensors file: its header and its data.
 fn changed(name: &'static str, change: impl Fn(&mut Value, &mut Value, &mut [u8])) -> tempfile::TempDir {
@@ -74,19 +69,9 @@ fn nan_in_a_router_is_refused() {
         let first = offsets[0].as_u64().unwrap() as usize;
         data[first + 10..first + 12].copy_from_slice(&0x7fc0_u16.to_le_bytes());
     });
-    let checkpoint = Checkpoint::open(folder.path()).unwrap();
-    let memory = Memory {
-        heaps: vec![gpu::HeapInfo { size: 8 << 30, budget: None, used: 0, device_local: true, host_visible: true }],
-        unified: true,
-        max_allocation: device.caps().max_allocation,
-        available: None,
-        margin: Margin::default(),
-        gtt: None,
-    };
-    let demand = Blueprint::new(&checkpoint).unwrap().demand(&checkpoint.config, &Reservation::WEIGHTS_ONLY);
-    let placement = plan::plan(&memory, &demand).unwrap();
-    let loaded =
-        model::Model::load(&device, &checkpoint, &placement, &Options::default(), &Control::default());
-    let error = loaded.err().expect("NaN was accepted").to_string();
-    assert!(error.contains("layers.1.router.proj.weight") && error.contains("value 5 is not finite"), "{error}");
+    let error = try_load(&device, folder.path()).err().expect("NaN was accepted").to_string();
+    assert!(
+        error.contains("layers.1.router.proj.weight") && error.contains("value 5 is not finite"),
+        "{error}"
+    );
 }

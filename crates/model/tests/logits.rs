@@ -197,7 +197,9 @@ fn packed_dot_products_of_many_rows_are_next_to_exact() {
             }
             println!("{name}, chunks of {chunk}: {worst:.1e} of the largest logit");
             // Below 1e-5 it would be f32, and the test would cover something else.
-            assert!((1e-5..2e-4).contains(&worst), "{name}, chunks of {chunk}: {worst}");
+            // Seven layers of random weights, three blocks each, multiply a difference more than two.
+            let allowed = if name == "gemma4_ple_gguf_q8_0" { 1e-3 } else { 2e-4 };
+            assert!((1e-5..allowed).contains(&worst), "{name}, chunks of {chunk}: {worst}");
         }
         in_a_batch_of_others(&fixture, &model, None);
     }
@@ -227,7 +229,12 @@ fn f16_activations_change_logits_little() {
             println!(
                 "{name}, KV in {kv}, chunks of {chunk}: {worst:.1e} of the largest logit, {lost:.1e} nats"
             );
-            let most = if kv == KvScheme::Int8 { 1e-3 } else { 1e-5 };
+            let most = match kv {
+                KvScheme::Int8 => 1e-3,
+                // Logits up to 30, and routing weights that the rounding changes.
+                _ if name.starts_with("gemma4") => 3e-5,
+                _ => 1e-5,
+            };
             assert!(lost < most, "{name}, {kv}, chunks of {chunk}: {lost} nats per token are lost");
             // A smaller difference would mean that it was not f16. Rounded keys and values may cancel it. The
             // minima of random Q4_1 are as large as its values, and cancel most of them.

@@ -2,7 +2,10 @@
 
 use std::collections::{BTreeMap, btree_map::Entry};
 
-use checkpoint::{Attention, Values, config::RopePairs};
+use checkpoint::{
+    Attention, Values,
+    config::{QueryTemperature, RopePairs},
+};
 use gpu::{Arena, Buffer, Lifetime, Memory, View};
 use kernels::{
     Activations, KeysAndValues,
@@ -50,7 +53,9 @@ pub(crate) fn attention_shape(
         value_norm: attention.value_norm,
         bias: attention.qkv_bias,
         interleaved: config.rope_pairs == RopePairs::Neighbours,
-        temperature: None,
+        temperature: config
+            .query_temperature
+            .map(|QueryTemperature { beta, original }| kernels::QueryTemperature { beta, original }),
         partials: 1,
         scale: config.query_pre_attn_scalar.powf(-0.5),
         output,

@@ -164,6 +164,11 @@ pub fn load(device: &Device, path: &Path) -> Arc<Model> {
 
 /// The same model, not shared yet, so that tests can change its code paths.
 pub fn load_alone(device: &Device, path: &Path) -> Model {
+    try_load(device, path).unwrap()
+}
+
+/// The same for files whose weights may be refused.
+pub fn try_load(device: &Device, path: &Path) -> model::Result<Model> {
     let checkpoint = Checkpoint::open(path).unwrap();
     let blueprint = Blueprint::new(&checkpoint).unwrap();
     let heap = HeapInfo { size: 8 << 30, budget: None, used: 0, device_local: true, host_visible: true };
@@ -178,8 +183,8 @@ pub fn load_alone(device: &Device, path: &Path) -> Model {
     let placement =
         plan::plan(&memory, &blueprint.demand(&checkpoint.config, &Reservation::WEIGHTS_ONLY)).unwrap();
     let options = Options { slot_bytes: 1 << 20, slots: 2, threads: 1, ..Options::default() };
-    let (model, _) = Model::load(device, &checkpoint, &placement, &options, &Control::default()).unwrap();
-    model
+    let (model, _) = Model::load(device, &checkpoint, &placement, &options, &Control::default())?;
+    Ok(model)
 }
 
 /// Logits of every position, prefilled in chunks.
