@@ -16,6 +16,7 @@ mod pick;
 mod render;
 mod sampling;
 mod speed;
+mod think;
 
 use std::process::ExitCode;
 

@@ -5,7 +5,9 @@ use std::{sync::Arc, time::Duration};
 use grammar::{GrammarCompiler, NonCallOutput, ToolCallGrammar, ToolSpec};
 use model::language::Language;
 use text::{
-    Message, PromptOptions, Tool, ToolCall, ToolCallEvent, ToolCallFormat, ToolCallParser, ToolSupport,
+    Message, PromptOptions, ThinkingConstraint, ThinkingEvent, ThinkingFormat, ThinkingParser,
+    TokenConstraint, Tool, ToolCall, ToolCallEvent, ToolCallFormat, ToolCallParser, ToolSupport,
+    set_thinking,
 };
 
 use crate::{
@@ -41,6 +43,11 @@ pub struct Chat {
     pub system: Option<String>,
     /// How replies are generated.
     pub options: GenerateOptions,
+    /// Whether the model thinks before it replies, if its chat template has a switch for it. `None`: the template's
+    /// default.
+    pub thinking: Option<bool>,
+    /// How the model delimits its thinking, if its template supports it.
+    thinking_format: Option<ThinkingFormat>,
     messages: Vec<Message>,
     tools: Option<Tools>,
 }
@@ -57,13 +64,21 @@ struct Tools {
 impl Chat {
     pub(crate) fn new(model: &Model) -> Result<Self> {
         let language = model.language()?;
-        if language.template.is_none() {
-            return Err(model.files().no_chat_template());
-        }
+        let template = language.template.as_ref().ok_or_else(|| model.files().no_chat_template())?;
+        let thinking_format = template.thinking_format(&language.tokenizer);
         let mut sampling = model.files().recommended_sampling();
         sampling.seed = random_seed();
         let options = GenerateOptions { sampling, ..GenerateOptions::default() };
-        Ok(Self { model: model.clone(), language, system: None, options, messages: vec![], tools: None })
+        Ok(Self {
+            model: model.clone(),
+            language,
+            system: None,
+            options,
+            thinking: None,
+            thinking_format,
+            messages: vec![],
+            tools: None,
+        })
     }
 
     /// Offers tools to the model. Their calls are constrained to the tools' JSON schemas.
@@ -170,9 +185,23 @@ impl Chat {
             options.constraint = Some(Box::new(grammar.matcher()));
             options.visible_control_tokens = tools.format.control_tokens.iter().map(|(_, id)| *id).collect();
         }
+        let Language { tokenizer, stop_token_ids, .. } = &*self.language;
+        let mut thinking_parser = None;
+        if let Some(format) = &self.thinking_format {
+            let open = format.is_open(tokenizer, &prompt);
+            let may_start = self.thinking != Some(false);
+            let after_thinking = |inner: Box<dyn TokenConstraint>| -> Box<dyn TokenConstraint> {
+                let stops = options.stop_token_ids.as_ref().unwrap_or(stop_token_ids);
+                Box::new(ThinkingConstraint::new(inner, format, tokenizer, stops, open, may_start))
+            };
+            options.constraint = options.constraint.take().map(after_thinking);
+            options.visible_control_tokens.extend(format.control_tokens.iter().map(|(_, id)| *id));
+            // The text of a call may contain anything.
+            thinking_parser = Some(ThinkingParser::new(format.clone(), open, self.tools.is_none()));
+        }
         let generation = self.model.generate(prompt, options)?;
         self.messages.drain(..dropped);
-        Ok(Started { generation, dropped })
+        Ok(Started { generation, dropped, thinking_parser })
     }
 
     /// The conversation as tokens, and how many of its oldest messages do not fit.
@@ -188,15 +217,15 @@ impl Chat {
         // Messages before the first user message belong to the first exchange.
         *starts.first_mut().ok_or(Error::EmptyChat)? = 0;
         let last = starts[starts.len() - 1];
+        let mut prompt_options = PromptOptions::default();
+        if let Some(thinking) = self.thinking {
+            set_thinking(&mut prompt_options.variables, thinking);
+        }
         for dropped in starts {
             let system = self.system.iter().map(|system| Message::new("system", system));
             let messages: Vec<Message> = system.chain(self.messages[dropped..].iter().cloned()).collect();
-            let prompt = template.encode_with_tools(
-                &self.language.tokenizer,
-                &messages,
-                tools,
-                &PromptOptions::default(),
-            )?;
+            let prompt =
+                template.encode_with_tools(&self.language.tokenizer, &messages, tools, &prompt_options)?;
             if prompt.len() + reply_tokens <= context as usize || dropped == last {
                 model::check_tokens(self.model.files().config(), 0, &prompt, context)?;
                 return Ok((prompt, dropped));
@@ -210,14 +239,19 @@ impl Chat {
 struct Started {
     generation: Generation,
     dropped: usize,
+    thinking_parser: Option<ThinkingParser>,
 }
 
 /// A reply in progress: an iterator over its text. Dropping it before [`Reply::finish`] discards it.
 pub struct Reply<'a> {
     chat: &'a mut Chat,
     generation: Option<Generation>,
+    thinking_parser: Option<ThinkingParser>,
     call_parser: Option<ToolCallParser>,
+    reasoning: String,
     content: String,
+    /// Text that was received together with thinking, and is returned after it.
+    pending: Option<String>,
     tool_calls: Vec<(String, String)>,
     dropped: usize,
     /// Messages to remove again if the reply is discarded.
@@ -247,6 +281,8 @@ pub enum ReplyEvent {
         /// Prompt tokens to prefill.
         total: usize,
     },
+    /// More of what the model thinks before it replies, not empty. It is not part of the reply's text.
+    Thought(String),
     /// New text, possibly empty.
     Text(String),
     /// The reply has ended: call [`Reply::finish`].
@@ -260,9 +296,19 @@ impl<'a> Reply<'a> {
             .as_ref()
             .filter(|tools| tools.choice != ToolChoice::None)
             .map(|tools| ToolCallParser::new(tools.format.clone(), tools.choice == ToolChoice::Auto));
-        let Started { generation, dropped } = started;
-        let (content, tool_calls) = (String::new(), vec![]);
-        Self { chat, generation: Some(generation), call_parser, content, tool_calls, dropped, uncommitted }
+        let Started { generation, dropped, thinking_parser } = started;
+        Self {
+            chat,
+            generation: Some(generation),
+            thinking_parser,
+            call_parser,
+            reasoning: String::new(),
+            content: String::new(),
+            pending: None,
+            tool_calls: vec![],
+            dropped,
+            uncommitted,
+        }
     }
 
     /// Number of old messages that were dropped because the context was full.
@@ -272,6 +318,9 @@ impl<'a> Reply<'a> {
 
     /// Waits for new text, at most for `timeout`.
     pub fn next_event(&mut self, timeout: Duration) -> Result<ReplyEvent> {
+        if let Some(text) = self.pending.take() {
+            return Ok(ReplyEvent::Text(text));
+        }
         let Some(generation) = &mut self.generation else {
             return Ok(ReplyEvent::Finished(FinishReason::Cancelled));
         };
@@ -280,7 +329,14 @@ impl<'a> Reply<'a> {
                 let total = generation.prompt_ids().len() - generation.cached_tokens();
                 Ok(ReplyEvent::Waiting { prefilled, total })
             }
-            GenerationEvent::Piece(piece) => Ok(ReplyEvent::Text(self.push(piece.text))),
+            GenerationEvent::Piece(piece) => {
+                let (thought, text) = self.push(&piece.text);
+                if thought.is_empty() {
+                    return Ok(ReplyEvent::Text(text));
+                }
+                self.pending = Some(text).filter(|text| !text.is_empty());
+                Ok(ReplyEvent::Thought(thought))
+            }
             GenerationEvent::Finished(reason) => Ok(ReplyEvent::Finished(reason)),
         }
     }
@@ -295,6 +351,8 @@ impl<'a> Reply<'a> {
     /// Waits for the end of the reply, adds the assistant's message to the conversation and returns it.
     pub fn finish(mut self) -> Result<ChatReply> {
         while !matches!(self.next_event(Duration::from_secs(60))?, ReplyEvent::Finished(_)) {}
+        let events = self.thinking_parser.as_mut().map(ThinkingParser::finish).unwrap_or_default();
+        self.apply_thinking(events);
         let events = self.call_parser.as_mut().map(ToolCallParser::finish).unwrap_or_default();
         self.apply(events);
         let Some(generation) = self.generation.take() else {
@@ -312,15 +370,40 @@ impl<'a> Reply<'a> {
         Ok(ChatReply { message, finish_reason, ids, timings })
     }
 
+    /// Separates thinking, text and tool calls; returns the thinking and the text.
+    fn push(&mut self, text: &str) -> (String, String) {
+        match &mut self.thinking_parser {
+            None => (String::new(), self.push_answer(text)),
+            Some(parser) => {
+                let events = parser.push(text);
+                self.apply_thinking(events)
+            }
+        }
+    }
+
+    /// Adds thinking and text to the message; returns both.
+    fn apply_thinking(&mut self, events: Vec<ThinkingEvent>) -> (String, String) {
+        let (mut thought, mut answer) = (String::new(), String::new());
+        for event in events {
+            match event {
+                ThinkingEvent::Thought(text) => thought += &text,
+                ThinkingEvent::Text(text) => answer += &self.push_answer(&text),
+                ThinkingEvent::Markup(_) => {}
+            }
+        }
+        self.reasoning += &thought;
+        (thought, answer)
+    }
+
     /// Separates text from tool calls; returns the text.
-    fn push(&mut self, text: String) -> String {
+    fn push_answer(&mut self, text: &str) -> String {
         match &mut self.call_parser {
             None => {
-                self.content += &text;
-                text
+                self.content += text;
+                text.to_owned()
             }
             Some(parser) => {
-                let events = parser.push(&text);
+                let events = parser.push(text);
                 self.apply(events)
             }
         }
@@ -346,8 +429,9 @@ impl<'a> Reply<'a> {
     }
 
     fn message(&self) -> Message {
+        let reasoning = Some(self.reasoning.clone()).filter(|reasoning| !reasoning.is_empty());
         if self.tool_calls.is_empty() {
-            return Message::new("assistant", &*self.content);
+            return Message { reasoning, ..Message::new("assistant", &*self.content) };
         }
         // Whitespace before a call is part of its markup.
         let content = Some(self.content.trim_end()).filter(|text| !text.is_empty()).map(str::to_owned);
@@ -359,7 +443,8 @@ impl<'a> Reply<'a> {
             // Incomplete arguments are not valid JSON and are kept as text.
             arguments: serde_json::from_str(arguments).unwrap_or_else(|_| arguments.as_str().into()),
         };
-        Message::with_tool_calls(content, self.tool_calls.iter().enumerate().map(call).collect())
+        let tool_calls = self.tool_calls.iter().enumerate().map(call).collect();
+        Message { reasoning, ..Message::with_tool_calls(content, tool_calls) }
     }
 }
 
@@ -369,7 +454,7 @@ impl Iterator for Reply<'_> {
     fn next(&mut self) -> Option<Result<String>> {
         loop {
             match self.next_event(Duration::from_secs(60)) {
-                Ok(ReplyEvent::Waiting { .. }) => {}
+                Ok(ReplyEvent::Waiting { .. } | ReplyEvent::Thought(_)) => {}
                 Ok(ReplyEvent::Text(text)) => return Some(Ok(text)),
                 Ok(ReplyEvent::Finished(_)) => return None,
                 Err(error) => {

@@ -165,6 +165,7 @@ impl ChoiceStream {
             0 => f64::NEG_INFINITY,
             tokens => self.logprob_sum / f64::from(tokens),
         };
-        self.output.push_last(OutputPart::Finished { reason, usage, mean_logprob });
+        let reasoning_tokens = self.output.reasoning_tokens();
+        self.output.push_last(OutputPart::Finished { reason, usage, reasoning_tokens, mean_logprob });
     }
 }

@@ -74,9 +74,8 @@ async fn parse(
         // Until the body is parsed, even if its client is gone by then.
         let _reservation = reservation;
         let _entered = span.entered();
-        let AppState { model, tool_support, config, generator, .. } = &*state;
-        let context_length = generator.context_length();
-        let parsed = ParsedRequest::parse(endpoint, &body, model, tool_support, config, context_length)?;
+        let AppState { model, config, .. } = &*state;
+        let parsed = ParsedRequest::parse(endpoint, &body, &state)?;
         if config.log_prompts {
             for request in &parsed.requests {
                 let prompt = model.tokenizer.decode(&request.prompt, DecodeSpecial::Keep);
@@ -96,7 +95,14 @@ async fn attach_grammar(app: &AppState, parsed: &mut ParsedRequest) -> Result<()
     if let Some(constraint) = parsed.constraint.take() {
         let matchers = app.grammars.matchers(constraint, parsed.requests.len()).await?;
         for (request, matcher) in parsed.requests.iter_mut().zip(matchers) {
-            request.grammar = Some(Box::new(matcher));
+            request.grammar = Some(match &parsed.thinking {
+                None => Box::new(matcher),
+                Some(thinking) => Box::new(thinking.constraint(
+                    Box::new(matcher),
+                    &app.model.tokenizer,
+                    &request.stop_token_ids,
+                )),
+            });
         }
     }
     let min_tokens = parsed.options.min_tokens();

@@ -47,6 +47,8 @@ pub struct Config {
     pub grammar_workers: usize,
     /// Maximum time to compile a grammar before its request is rejected.
     pub grammar_timeout: Duration,
+    /// Whether the model thinks before it answers, unless a request says otherwise. `None`: the chat template's default.
+    pub thinking: Option<bool>,
     /// Serve the web UI at `/`. It needs no key, but what it fetches does.
     pub webui: bool,
     /// Log prompts. Off by default: the log then contains no user content.
@@ -74,6 +76,7 @@ impl Default for Config {
             probe_timeout: Duration::from_secs(5),
             grammar_workers: 2,
             grammar_timeout: Duration::from_secs(10),
+            thinking: None,
             webui: true,
             log_prompts: false,
         }

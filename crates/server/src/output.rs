@@ -1,9 +1,10 @@
-//! Splits generated text into the parts of a choice: extracts tool calls and ends content at stop strings.
+//! Splits generated text into the parts of a choice: separates thinking, extracts tool calls and ends content at stop
+//! strings.
 
 use std::collections::VecDeque;
 
 use engine::{Token, Usage};
-use text::{Detokenizer, StopMatcher, ToolCallEvent, ToolCallParser};
+use text::{Detokenizer, StopMatcher, ThinkingEvent, ThinkingParser, ToolCallEvent, ToolCallParser};
 
 use crate::emitted::{EmittedToken, PendingTokens};
 use crate::error::Error;
@@ -13,18 +14,25 @@ use crate::error::Error;
 pub(crate) enum OutputPart {
     /// Content, and the tokens to report with it if logprobs were requested. Never both empty.
     Text(String, Vec<EmittedToken>),
+    /// More of the thinking, not empty.
+    Reasoning(String),
     /// Start of a tool call.
     ToolCall { name: String },
     /// More of the last call's arguments, not empty.
     Arguments(String),
     /// End of the choice. `mean_logprob` is the mean log probability of its tokens.
-    Finished { reason: &'static str, usage: Usage, mean_logprob: f64 },
+    /// `reasoning_tokens` are those of the thinking; `None` if the model has no thinking.
+    Finished { reason: &'static str, usage: Usage, reasoning_tokens: Option<u32>, mean_logprob: f64 },
     /// The choice failed.
     Failed(Error),
 }
 
 /// Parses the text of one choice into parts.
 pub(crate) struct OutputParser {
+    /// Separates thinking from the answer, if the model thinks.
+    thinking: Option<ThinkingParser>,
+    /// Tokens of the thinking so far.
+    reasoning_tokens: u32,
     /// Extracts tool calls, if the request has tools.
     tool_calls: Option<ToolCallParser>,
     stops: StopMatcher,
@@ -41,12 +49,15 @@ pub(crate) struct OutputParser {
 
 impl OutputParser {
     pub(crate) fn new(
+        thinking: Option<ThinkingParser>,
         tool_calls: Option<ToolCallParser>,
         stops: StopMatcher,
         logprobs: bool,
         constraint_field: &'static str,
     ) -> OutputParser {
         OutputParser {
+            thinking,
+            reasoning_tokens: 0,
             tool_calls,
             constraint_field,
             stops,
@@ -66,6 +77,11 @@ impl OutputParser {
     /// Tool calls started so far.
     pub(crate) fn call_count(&self) -> u64 {
         self.call_count
+    }
+
+    /// Tokens of the thinking so far, with its delimiters; `None` if the model has no thinking.
+    pub(crate) fn reasoning_tokens(&self) -> Option<u32> {
+        self.thinking.is_some().then_some(self.reasoning_tokens)
     }
 
     /// Whether a stop string was found.
@@ -110,11 +126,48 @@ impl OutputParser {
         if let Some(pending) = &mut self.pending {
             pending.push(token, text);
         }
+        let is_thinking =
+            |parser: &Option<ThinkingParser>| parser.as_ref().is_some_and(|parser| parser.is_thinking());
+        let was_thinking = is_thinking(&self.thinking);
         self.push_text(text);
+        self.reasoning_tokens += u32::from(was_thinking || is_thinking(&self.thinking));
     }
 
     /// Adds text.
     pub(crate) fn push_text(&mut self, text: &str) {
+        match &mut self.thinking {
+            None => self.push_answer(text),
+            Some(parser) => {
+                let events = parser.push(text);
+                events.into_iter().for_each(|event| self.push_thinking(event));
+            }
+        }
+    }
+
+    fn push_thinking(&mut self, event: ThinkingEvent) {
+        if self.stopped {
+            return;
+        }
+        match event {
+            ThinkingEvent::Text(text) => self.push_answer(&text),
+            ThinkingEvent::Thought(text) => {
+                // Stop strings apply to content only.
+                self.flush_stops();
+                self.skip(&text);
+                match self.parts.back_mut() {
+                    Some(OutputPart::Reasoning(last)) => last.push_str(&text),
+                    _ => self.parts.push_back(OutputPart::Reasoning(text)),
+                }
+            }
+            ThinkingEvent::Markup(text) => {
+                self.flush_stops();
+                self.skip(&text);
+            }
+        }
+    }
+
+    /// Adds text of the answer.
+    fn push_answer(&mut self, text: &str) {
         match &mut self.tool_calls {
             None => {
                 let (text, stopped) = self.stops.push(text);
@@ -130,6 +183,8 @@ impl OutputParser {
 
     /// Flushes text that was held back; no more text follows.
     pub(crate) fn finish(&mut self) {
+        let thinking = self.thinking.as_mut().map(ThinkingParser::finish).unwrap_or_default();
+        thinking.into_iter().for_each(|event| self.push_thinking(event));
         let events = self.tool_calls.as_mut().map(ToolCallParser::finish).unwrap_or_default();
         events.into_iter().for_each(|event| self.push_event(event));
         self.flush_stops();

@@ -4,7 +4,8 @@ use std::num::NonZeroU32;
 
 use engine::Request;
 use text::{
-    DecodeSpecial, Detokenizer, EncodeSpecial, FimTokens, Message, PromptEnd, StopMatcher, ToolSupport,
+    DecodeSpecial, Detokenizer, EncodeSpecial, FimTokens, Message, PromptEnd, StopMatcher,
+    ThinkingConstraint, ThinkingFormat, ThinkingParser, TokenConstraint, Tokenizer,
 };
 
 use crate::config::{Config, Model};
@@ -14,6 +15,7 @@ use crate::openai::{
 };
 use crate::output::OutputParser;
 use crate::random;
+use crate::state::AppState;
 use crate::tools::{self, ToolCallParsing};
 
 /// Default `max_tokens` of `/v1/completions`, same as OpenAI's.
@@ -47,20 +49,39 @@ pub(crate) struct ParsedRequest {
     constraint_field: &'static str,
     /// Present if the output may contain tool calls.
     pub(crate) tool_calls: Option<ToolCallParsing>,
+    /// Present if the output may contain thinking.
+    pub(crate) thinking: Option<Thinking>,
     /// Whether logprobs were requested.
     pub(crate) logprobs: bool,
 }
 
+/// The thinking of a request.
+#[derive(Debug)]
+pub(crate) struct Thinking {
+    format: ThinkingFormat,
+    /// Whether the prompt ends within the thinking.
+    open: bool,
+    /// Whether the request switches thinking off.
+    off: bool,
+}
+
+impl Thinking {
+    /// A constraint that applies to the answer only.
+    pub(crate) fn constraint(
+        &self,
+        inner: Box<dyn TokenConstraint>,
+        tokenizer: &Tokenizer,
+        stop_token_ids: &[u32],
+    ) -> ThinkingConstraint {
+        ThinkingConstraint::new(inner, &self.format, tokenizer, stop_token_ids, self.open, !self.off)
+    }
+}
+
 impl ParsedRequest {
     /// Parses a body. The time grows with its size, so this must not run on a thread of the async runtime.
-    pub(crate) fn parse(
-        endpoint: Endpoint,
-        body: &[u8],
-        model: &Model,
-        tool_support: &ToolSupport,
-        config: &Config,
-        context_length: u32,
-    ) -> Result<ParsedRequest, Error> {
+    pub(crate) fn parse(endpoint: Endpoint, body: &[u8], app: &AppState) -> Result<ParsedRequest, Error> {
+        let AppState { model, config, .. } = app;
+        let context_length = app.generator.context_length();
         let body = &openai::parse_json(body)?;
         openai::check_unsupported(body)?;
         let options: Options = openai::parse(body)?;
@@ -76,7 +97,7 @@ impl ParsedRequest {
             return Err(Error::invalid_field("logit_bias", message));
         }
         let mut constraint = options.constraint()?;
-        let mut tool_calls = None;
+        let (mut tool_calls, mut thinking) = (None, None);
         let mut candidates = options.n();
         // Tokens that end a completion.
         let mut end_token_ids = model.stop_token_ids.clone();
@@ -84,7 +105,8 @@ impl ParsedRequest {
             Endpoint::Chat => {
                 let chat: ChatRequest = openai::parse(body)?;
                 let top_logprobs = chat.top_logprobs()?;
-                let prompt = chat_prompt(chat, model, tool_support, &mut constraint)?;
+                let prompt;
+                (prompt, thinking) = chat_prompt(chat, app, &mut constraint)?;
                 if let Some(ConstraintKind::ToolCalls(grammar, _)) =
                     constraint.as_ref().map(|found| &found.kind)
                 {
@@ -150,6 +172,7 @@ impl ParsedRequest {
             constraint,
             constraint_field,
             tool_calls,
+            thinking,
             logprobs,
         })
     }
@@ -158,9 +181,16 @@ impl ParsedRequest {
     pub(crate) fn output(&self, model: &Model) -> Result<(Detokenizer, OutputParser), Error> {
         let stops = StopMatcher::new(self.options.stops()).map_err(|e| Error::invalid_field("stop", e))?;
         let kept = self.tool_calls.iter().flat_map(|calls| calls.control_tokens.iter().copied());
+        let delimiters = self.thinking.iter().flat_map(|thinking| &thinking.format.control_tokens);
+        let kept = kept.chain(delimiters.map(|(_, id)| *id));
         let detokenizer = Detokenizer::new(&model.tokenizer, DecodeSpecial::Skip).keeping(kept);
         let parser = self.tool_calls.as_ref().map(|calls| calls.parser.clone());
-        Ok((detokenizer, OutputParser::new(parser, stops, self.logprobs, self.constraint_field)))
+        // The text of a call may contain anything.
+        let anywhere = parser.is_none();
+        let thinking = self.thinking.as_ref();
+        let thinking =
+            thinking.map(|thinking| ThinkingParser::new(thinking.format.clone(), thinking.open, anywhere));
+        Ok((detokenizer, OutputParser::new(thinking, parser, stops, self.logprobs, self.constraint_field)))
     }
 }
 
@@ -197,14 +227,14 @@ fn choice_seed(seed: u64, choice: u32) -> u64 {
     seed.wrapping_add(u64::from(choice).wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }
 
-/// The conversation as tokens. If tools may be called, `constraint` becomes the grammar of their calls.
+/// The conversation as tokens, and its thinking. If tools may be called, `constraint` becomes the grammar of their calls.
 fn chat_prompt(
     chat: ChatRequest,
-    model: &Model,
-    tool_support: &ToolSupport,
+    app: &AppState,
     constraint: &mut Option<Constraint>,
-) -> Result<Vec<u32>, Error> {
-    let prompt_options = chat.prompt_options()?;
+) -> Result<(Vec<u32>, Option<Thinking>), Error> {
+    let AppState { model, tool_support, thinking_format, config, .. } = app;
+    let prompt_options = chat.prompt_options(config.thinking)?;
     let (messages, tool_options) = chat.into_messages()?;
     if prompt_options.end == PromptEnd::LastMessage {
         let is_text = |last: &Message| last.role == "assistant" && last.tool_calls.is_empty();
@@ -226,7 +256,17 @@ fn chat_prompt(
     }
     let tokens =
         template.encode_with_tools(&model.tokenizer, &messages, &tool_options.tools, &prompt_options);
-    tokens.map_err(|e| Error::invalid_field("messages", e))
+    let tokens = tokens.map_err(|e| Error::invalid_field("messages", e))?;
+    let thinking = thinking_format.as_ref().map(|format| {
+        let continued = messages.last().and_then(|last| last.content.as_deref());
+        let open = match prompt_options.end {
+            PromptEnd::LastMessage => continued.is_some_and(|content| format.is_open_in(content)),
+            PromptEnd::Reply | PromptEnd::Messages => format.is_open(&model.tokenizer, &tokens),
+        };
+        let off = prompt_options.variables.get("enable_thinking") == Some(&false.into());
+        Thinking { format: format.clone(), open, off }
+    });
+    Ok((tokens, thinking))
 }
 
 /// The tokens for filling in the middle; an error if the model has none.

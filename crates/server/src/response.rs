@@ -81,10 +81,10 @@ impl UsageTotal {
         self.usage.with_cost(self.detailed.then(cost))
     }
 
-    fn add(&mut self, index: u32, usage: engine::Usage, timing: Timing) {
+    fn add(&mut self, index: u32, usage: engine::Usage, reasoning_tokens: Option<u32>, timing: Timing) {
         // A prompt counts once, with its first choice.
         let first = index.is_multiple_of(self.candidates);
-        self.usage.add(usage, first);
+        self.usage.add(usage, first, reasoning_tokens);
         self.timing += timing;
         self.joules = self.joules.zip(usage.joules).map(|(sum, joules)| sum + joules);
         self.decode_bytes += usage.decode_bytes;
@@ -111,6 +111,7 @@ impl Generation {
         let logprobs = choices.iter().any(|choice| choice.output.has_logprobs());
         let empty = |text| CollectedChoice {
             text,
+            reasoning: String::new(),
             tool_calls: vec![],
             tokens: logprobs.then(Vec::new),
             finish_reason: "",
@@ -125,15 +126,16 @@ impl Generation {
                     choice.text.push_str(&text);
                     choice.tokens.iter_mut().for_each(|all| all.extend_from_slice(&tokens));
                 }
+                OutputPart::Reasoning(text) => choice.reasoning.push_str(&text),
                 OutputPart::ToolCall { name } => choice.tool_calls.push(new_tool_call(name)),
                 OutputPart::Arguments(text) => {
                     let call = choice.tool_calls.last_mut().expect("arguments follow the start of a call");
                     call.function.arguments.push_str(&text);
                 }
-                OutputPart::Finished { reason, usage, mean_logprob } => {
+                OutputPart::Finished { reason, usage, reasoning_tokens, mean_logprob } => {
                     choice.finish_reason = reason;
                     choice.mean_logprob = mean_logprob;
-                    total.add(index, usage, timing);
+                    total.add(index, usage, reasoning_tokens, timing);
                 }
                 OutputPart::Failed(error) => return Err(error),
             }
@@ -186,6 +188,8 @@ impl Generation {
 /// A choice collected for a non-streaming response.
 struct CollectedChoice {
     text: String,
+    /// The thinking.
+    reasoning: String,
     tool_calls: Vec<ToolCall>,
     /// If logprobs were requested.
     tokens: Option<Vec<EmittedToken>>,
@@ -195,11 +199,13 @@ struct CollectedChoice {
 
 impl CollectedChoice {
     fn into_chat(self, index: u32, tokenizer: &Tokenizer) -> ChatChoice {
-        let CollectedChoice { text, tool_calls, tokens, finish_reason, .. } = self;
+        let CollectedChoice { text, reasoning, tool_calls, tokens, finish_reason, .. } = self;
         // `content` is null for a message that only calls tools.
         let content = Some(text).filter(|text| tool_calls.is_empty() || !text.is_empty());
         let logprobs = tokens.map(|tokens| ChatLogprobs::new(&tokens, tokenizer));
-        let message = AssistantMessage { role: "assistant", content, tool_calls, refusal: None };
+        let reasoning_content = Some(reasoning).filter(|reasoning| !reasoning.is_empty());
+        let message =
+            AssistantMessage { role: "assistant", content, reasoning_content, tool_calls, refusal: None };
         ChatChoice { index, message, logprobs, finish_reason }
     }
 
@@ -263,6 +269,7 @@ impl EventSource {
         self.chunks.timings = self.timings.then(|| timing.into());
         Some(match next.map(|next| (next.index, next.part)) {
             Some((index, OutputPart::Text(text, tokens))) => self.chunks.text(index, text, &tokens),
+            Some((index, OutputPart::Reasoning(text))) => self.chunks.reasoning(index, text),
             Some((index, OutputPart::ToolCall { name })) => {
                 let count = &mut self.call_counts[index as usize];
                 *count += 1;
@@ -276,8 +283,8 @@ impl EventSource {
                 let call = self.call_counts[index as usize].saturating_sub(1);
                 self.chunks.tool_call(index, ToolCallDelta { index: call, id: None, r#type: None, function })
             }
-            Some((index, OutputPart::Finished { reason, usage, .. })) => {
-                self.total.add(index, usage, timing);
+            Some((index, OutputPart::Finished { reason, usage, reasoning_tokens, .. })) => {
+                self.total.add(index, usage, reasoning_tokens, timing);
                 self.chunks.finish(index, reason)
             }
             Some((_, OutputPart::Failed(error))) => {
@@ -340,6 +347,10 @@ impl ChunkWriter {
             }
             Endpoint::Completions => self.completion(index, text, tokens, None),
         }
+    }
+
+    fn reasoning(&self, index: u32, text: String) -> Event {
+        self.chat(index, Delta { reasoning_content: Some(text), ..Delta::default() }, &[], None)
     }
 
     fn tool_call(&self, index: u32, call: ToolCallDelta) -> Event {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use serde_json::Value;
-use text::ToolSupport;
+use text::{ThinkingFormat, ToolSupport};
 use tokio::sync::{Semaphore, watch};
 
 use crate::auth::ApiKeys;
@@ -26,6 +26,8 @@ pub(crate) struct AppState {
     pub(crate) bodies: BodyLimits,
     pub(crate) model: Model,
     pub(crate) tool_support: ToolSupport,
+    /// How the model delimits its thinking, if its template supports it.
+    pub(crate) thinking_format: Option<ThinkingFormat>,
     pub(crate) generator: Arc<dyn Generator>,
     pub(crate) grammars: GrammarCache,
     pub(crate) metrics: Arc<Metrics>,
@@ -50,11 +52,14 @@ impl AppState {
             Some(template) => template.tool_support(&model.tokenizer),
             None => ToolSupport::None,
         };
+        let template = model.chat_template.as_ref();
+        let thinking_format = template.and_then(|template| template.thinking_format(&model.tokenizer));
         Ok(AppState {
             keys: ApiKeys::new(&config.api_keys),
             hosts: HostCheck::new(config.allowed_hosts.as_deref()),
             bodies: BodyLimits::new(&config),
             tool_support,
+            thinking_format,
             grammars: GrammarCache::start(&model, &config)?,
             metrics: Arc::default(),
             openapi: crate::openapi::document(&model, &config),

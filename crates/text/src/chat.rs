@@ -80,6 +80,13 @@ pub struct PromptOptions {
 /// Variables of a template, by name.
 pub type Variables = serde_json::Map<String, serde_json::Value>;
 
+/// Sets the variables by which templates switch thinking on or off, unless they have a value.
+pub fn set_thinking(variables: &mut Variables, on: bool) {
+    for name in ["enable_thinking", "thinking"] {
+        variables.entry(name).or_insert(on.into());
+    }
+}
+
 /// Variables that every template has.
 pub const TEMPLATE_VARIABLES: [&str; 5] =
     ["messages", "tools", "add_generation_prompt", "bos_token", "eos_token"];
@@ -105,6 +112,11 @@ impl ChatTemplate {
         environment.add_filter("tojson", to_json);
         environment.add_template_owned(TEMPLATE_NAME, source.to_owned()).map_err(|e| template_error(&e))?;
         Ok(ChatTemplate { environment, source: source.to_owned(), bos: bos.to_owned(), eos: eos.to_owned() })
+    }
+
+    /// The template's own text.
+    pub(crate) fn source(&self) -> &str {
+        &self.source
     }
 
     /// Gemma 3's format, for files without a template. Renders text conversations like the official template;

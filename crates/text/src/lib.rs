@@ -10,7 +10,9 @@
 //! 4. A [`StopMatcher`] holds text back while it may still become a stop string.
 //! 5. A [`ToolCallParser`] extracts tool calls from the text, in the format of the model's template
 //!    ([`ChatTemplate::tool_support`]).
-//! 6. A [`TokenConstraint`] restricts the next token, for structured output; the `grammar` crate implements
+//! 6. A [`ThinkingParser`] separates what the model thinks from its answer
+//!    ([`ChatTemplate::thinking_format`]).
+//! 7. A [`TokenConstraint`] restricts the next token, for structured output; the `grammar` crate implements
 //!    it.
 //!
 //! All inputs are untrusted files and prompts: any content gives a result or an error, never a panic, and the
@@ -47,12 +49,13 @@ mod pieces;
 mod pretokens;
 mod specials;
 mod stop;
+mod thinking;
 mod tokenizer;
 mod tool_calls;
 mod tool_support;
 mod vocabulary;
 
-pub use chat::{ChatTemplate, PromptEnd, PromptOptions, TEMPLATE_VARIABLES, Variables};
+pub use chat::{ChatTemplate, PromptEnd, PromptOptions, TEMPLATE_VARIABLES, Variables, set_thinking};
 pub use constraint::TokenConstraint;
 pub use detokenizer::Detokenizer;
 pub use error::{Error, Result};
@@ -60,6 +63,7 @@ pub use fim::{FimIds, FimTokens};
 pub use message::{Message, Tool, ToolCall};
 pub use pretokens::check_pretokenizer;
 pub use stop::StopMatcher;
+pub use thinking::{ThinkingConstraint, ThinkingEvent, ThinkingFormat, ThinkingParser};
 pub use tokenizer::{DecodeSpecial, EncodeSpecial, Tokenizer};
 pub use tool_calls::{ToolCallEvent, ToolCallFormat, ToolCallParser};
 pub use tool_support::ToolSupport;

@@ -5,22 +5,24 @@ use serde::ser::{SerializeMap, Serializer};
 use serde_json::{Map, Value};
 
 /// One message of a conversation.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Message {
     /// The role: `system`, `user`, `assistant`, `tool`, or another that the template supports.
     pub role: String,
     /// The text; `None` for an assistant message that only calls tools.
     pub content: Option<String>,
+    /// What the assistant thought before it answered.
+    pub reasoning: Option<String>,
     /// Tool calls of the assistant.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<ToolCall>,
     /// Id of the call whose result this is.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub tool_call_id: Option<String>,
     /// Name of the tool whose result this is.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
 }
+
+/// The names under which templates look for the reasoning of a message.
+const REASONING_NAMES: [&str; 3] = ["reasoning_content", "reasoning", "thinking"];
 
 /// A tool call.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,6 +68,7 @@ impl Message {
         Message {
             role: self.role.clone(),
             content: self.content.as_deref().map(&mut *change),
+            reasoning: self.reasoning.as_deref().map(&mut *change),
             tool_calls,
             tool_call_id: self.tool_call_id.as_deref().map(&mut *change),
             name: self.name.as_deref().map(&mut *change),
@@ -107,6 +110,28 @@ struct Function<'a> {
     parameters: Option<&'a Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
     arguments: Option<&'a Value>,
+}
+
+impl Serialize for Message {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Message { role, content, reasoning, tool_calls, tool_call_id, name } = self;
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("role", role)?;
+        map.serialize_entry("content", content)?;
+        if let Some(reasoning) = reasoning {
+            REASONING_NAMES.into_iter().try_for_each(|name| map.serialize_entry(name, reasoning))?;
+        }
+        if !tool_calls.is_empty() {
+            map.serialize_entry("tool_calls", tool_calls)?;
+        }
+        if let Some(id) = tool_call_id {
+            map.serialize_entry("tool_call_id", id)?;
+        }
+        if let Some(name) = name {
+            map.serialize_entry("name", name)?;
+        }
+        map.end()
+    }
 }
 
 impl Serialize for ToolCall {

@@ -75,6 +75,8 @@ impl ChatTemplate {
         }
 
         let (prefix, rest) = one.split_once(TOOL)?;
+        // White space before a call belongs to the text before it, which may be none.
+        let prefix = prefix.trim_start();
         let (infix, rest) = rest.split_once(KEY)?;
         let infix = infix.trim_end().strip_suffix('{')?;
         let (_, rest) = rest.split_once(VALUE)?;

@@ -248,7 +248,7 @@ fn classify(start: &str, ended: bool) -> Option<Block> {
 }
 
 /// A character that cannot control the terminal.
-fn visible(c: char) -> char {
+pub fn visible(c: char) -> char {
     match c {
         '\t' => c,
         // The pictures of the control characters, such as ␛.

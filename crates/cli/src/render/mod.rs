@@ -60,6 +60,38 @@ impl Printer {
     }
 }
 
+/// Prints what the model thinks before a reply: dimmed on a terminal, nothing elsewhere.
+pub struct ThoughtPrinter(Wrapper<Terminal>);
+
+impl ThoughtPrinter {
+    /// A printer for standard output; `None` if it is not a terminal.
+    pub fn new() -> Option<Self> {
+        let styled = style::enabled(|name| std::env::var_os(name));
+        let is_terminal = std::io::stdout().is_terminal();
+        is_terminal.then(|| Self(Wrapper::new(Terminal::new(styled), columns)))
+    }
+
+    /// Prints a piece of the thinking, except for its last word.
+    pub fn push(&mut self, text: &str) -> anyhow::Result<()> {
+        write_thought(&mut self.0, text);
+        output::print(&self.0.canvas().take())
+    }
+
+    /// Prints the rest, and an empty line.
+    pub fn finish(mut self) -> anyhow::Result<()> {
+        self.push("\n\n")
+    }
+}
+
+fn write_thought(wrapper: &mut Wrapper<impl canvas::Canvas>, text: &str) {
+    for c in text.chars().filter(|c| *c != '\r') {
+        match c {
+            '\n' => wrapper.newline(),
+            c => wrapper.put(markdown::visible(c), Style::DIM),
+        }
+    }
+}
+
 /// Prints a text to standard error, wrapped if that is a terminal. Lines go on at the column `hang`.
 pub fn note(text: &str, hang: usize) {
     if !std::io::stderr().is_terminal() {
@@ -85,5 +117,19 @@ fn columns_of(terminal: impl AsFd) -> usize {
     match rustix::termios::tcgetwinsize(terminal) {
         Ok(size) if size.ws_col > 0 => usize::from(size.ws_col),
         _ => DEFAULT_COLUMNS,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{canvas::testing::Recorder, *};
+
+    #[test]
+    fn thinking_is_dimmed_and_cannot_control_the_terminal() {
+        let mut wrapper = Wrapper::new(Recorder::default(), || 10);
+        write_thought(&mut wrapper, "They want\r\nthe *weather*\x1b[2J now.\n");
+        let found = wrapper.canvas();
+        assert_eq!(found.screen, "They want\nthe\n*weather*\u{241b}\n[2J now.\n");
+        assert!(found.styled.iter().all(|(_, style)| *style == Style::DIM));
     }
 }

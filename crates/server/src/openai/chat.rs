@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use serde::Deserialize;
 use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde_json::Value;
-use text::{Message, PromptEnd, PromptOptions, TEMPLATE_VARIABLES, Variables};
+use text::{Message, PromptEnd, PromptOptions, TEMPLATE_VARIABLES, Variables, set_thinking};
 use utoipa::ToSchema;
 
 use super::logprobs::MAX_CHAT_LOGPROBS;
@@ -49,6 +49,9 @@ pub(crate) struct ChatRequest {
     /// Variables of the chat template, such as `enable_thinking`.
     #[schema(value_type = Option<Object>)]
     chat_template_kwargs: Option<Variables>,
+    /// Whether the model thinks before it answers, if its template has a switch for it: "none" switches thinking off, any
+    /// other value on. `enable_thinking` in `chat_template_kwargs` overrides it.
+    reasoning_effort: Option<String>,
 }
 
 /// A message of the conversation.
@@ -58,6 +61,11 @@ struct RequestMessage {
     /// Required, except in assistant messages with tool calls.
     #[schema(value_type = Option<ContentSchema>)]
     content: Option<Content>,
+    /// What the assistant thought before it answered, from an earlier response. The template decides whether the model
+    /// sees it.
+    reasoning_content: Option<String>,
+    /// Another name of `reasoning_content`.
+    reasoning: Option<String>,
     /// Tool calls of an assistant message.
     tool_calls: Option<Vec<ToolCall>>,
     /// Id of the call that a tool message is the result of.
@@ -159,8 +167,9 @@ impl ChatRequest {
         }
     }
 
-    /// How the messages become a prompt.
-    pub(crate) fn prompt_options(&self) -> Result<PromptOptions, Error> {
+    /// How the messages become a prompt. `thinking`: whether the model thinks if the request does not say; `None` leaves it
+    /// to the template.
+    pub(crate) fn prompt_options(&self, thinking: Option<bool>) -> Result<PromptOptions, Error> {
         let end = match (self.add_generation_prompt, self.continue_final_message.unwrap_or(false)) {
             (Some(true), true) => {
                 let message = "must be false if 'continue_final_message' is true";
@@ -170,10 +179,20 @@ impl ChatRequest {
             (Some(false), false) => PromptEnd::Messages,
             (None | Some(true), false) => PromptEnd::Reply,
         };
-        let variables = self.chat_template_kwargs.clone().unwrap_or_default();
+        let mut variables = self.chat_template_kwargs.clone().unwrap_or_default();
         if let Some(name) = TEMPLATE_VARIABLES.iter().find(|name| variables.contains_key(**name)) {
             let message = format!("must not contain '{name}', which the server sets");
             return Err(Error::invalid_field("chat_template_kwargs", message));
+        }
+        let effort = self.reasoning_effort.as_deref();
+        if effort == Some("") {
+            return Err(Error::invalid_field("reasoning_effort", "is empty: use none, low, medium or high"));
+        }
+        if let Some(thinking) = effort.map(|effort| effort != "none").or(thinking) {
+            set_thinking(&mut variables, thinking);
+        }
+        if let Some(effort) = effort {
+            variables.entry("reasoning_effort").or_insert(effort.into());
         }
         Ok(PromptOptions { end, variables })
     }
@@ -252,9 +271,11 @@ impl RequestMessage {
         };
         let call =
             |(index, call): (usize, ToolCall)| call.into_text_call(&path(&format!("tool_calls[{index}]")));
+        let reasoning = self.reasoning_content.or(self.reasoning);
         Ok(Message {
             role: role.to_owned(),
             content,
+            reasoning: reasoning.filter(|text| self.role == Role::Assistant && !text.is_empty()),
             tool_calls: calls.into_iter().enumerate().map(call).collect::<Result<_, _>>()?,
             tool_call_id: self.tool_call_id.filter(|_| self.role == Role::Tool),
             name: None,

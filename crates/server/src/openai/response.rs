@@ -43,6 +43,9 @@ pub(crate) struct Usage {
     completion_tokens: u64,
     total_tokens: u64,
     prompt_tokens_details: PromptTokensDetails,
+    /// Only if the model's chat template supports thinking.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    completion_tokens_details: Option<CompletionTokensDetails>,
     /// Only if `timings_per_token` is set.
     #[serde(skip_serializing_if = "Option::is_none")]
     indrik: Option<UsageCost>,
@@ -77,18 +80,28 @@ struct PromptTokensDetails {
     cached_tokens: u64,
 }
 
+#[derive(Clone, Copy, Debug, Default, Serialize, ToSchema)]
+struct CompletionTokensDetails {
+    /// Tokens of the thinking, with its delimiters.
+    reasoning_tokens: u64,
+}
+
 impl Usage {
     pub(crate) fn with_cost(self, cost: Option<UsageCost>) -> Usage {
         Usage { indrik: cost, ..self }
     }
 
-    /// Adds the tokens of a choice; those of its prompt only if `count_prompt` is set.
-    pub(crate) fn add(&mut self, usage: engine::Usage, count_prompt: bool) {
+    /// Adds the tokens of a choice; those of its prompt only if `count_prompt` is set. `reasoning_tokens` is `None` if
+    /// the model has no thinking.
+    pub(crate) fn add(&mut self, usage: engine::Usage, count_prompt: bool, reasoning_tokens: Option<u32>) {
         if count_prompt {
             self.prompt_tokens += u64::from(usage.prompt_tokens);
             self.prompt_tokens_details.cached_tokens += u64::from(usage.cached_tokens);
         }
         self.completion_tokens += u64::from(usage.completion_tokens);
+        if let Some(tokens) = reasoning_tokens {
+            self.completion_tokens_details.get_or_insert_default().reasoning_tokens += u64::from(tokens);
+        }
         self.total_tokens = self.prompt_tokens + self.completion_tokens;
     }
 }
@@ -156,6 +169,9 @@ pub(crate) struct AssistantMessage {
     /// Null if the message only calls tools.
     #[schema(required)]
     pub(crate) content: Option<String>,
+    /// What the model thought before it answered; absent if it did not think.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) reasoning_content: Option<String>,
     /// Tool calls; absent if there are none.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(required = false)]
@@ -185,6 +201,9 @@ pub(crate) struct Delta {
     pub(crate) role: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) content: Option<String>,
+    /// More of what the model thinks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) reasoning_content: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) tool_calls: Option<Vec<ToolCallDelta>>,
 }

@@ -16,7 +16,9 @@ use std::{path::Path, process::ExitCode, sync::atomic::Ordering};
 
 use clap::{Args, builder::BoolishValueParser};
 
-use crate::{loading::LoadArguments, output, pick::pick_model, render, sampling::SamplingArguments};
+use crate::{
+    loading::LoadArguments, output, pick::pick_model, render, sampling::SamplingArguments, think::Think,
+};
 use command::Command;
 use input::Input;
 use session::{Candidate, Session};
@@ -56,6 +58,9 @@ pub struct ChatArguments {
     /// Context length of the conversation in tokens (default: 8192, or the model's maximum)
     #[arg(short, long, value_parser = clap::value_parser!(u32).range(64..))]
     context: Option<u32>,
+    /// Whether the model thinks before it replies; on a terminal, thinking is shown dimmed
+    #[arg(long, value_name = "WHEN", default_value_t, value_enum)]
+    pub think: Think,
     #[command(flatten)]
     sampling: SamplingArguments,
     /// Do not keep the messages that are typed for the next chat (they are in indrik/chat_history in the state

@@ -12,7 +12,7 @@ use crate::{
     energy::{PowerInterval, PowerProbe},
     loading::ModelArguments,
     output,
-    render::{self, Printer},
+    render::{self, Printer, ThoughtPrinter},
     speed::Speed,
 };
 
@@ -71,6 +71,7 @@ impl Candidate {
         let mut chat = model.chat()?;
         chat.options.sampling = sampling;
         chat.options.max_tokens = arguments.n;
+        chat.thinking = arguments.think.setting();
         let power = PowerProbe::start(&model.load_report().device);
         Ok(Session { argument, name, chat, model, context_length, power, last: None })
     }
@@ -199,6 +200,7 @@ impl Session {
         control.cancel.store(false, Ordering::Relaxed);
         let mut progress = output::Progress::new();
         let mut printer = Printer::new();
+        let mut thought_printer = None;
         let mut decode = None;
         let mut reply = request(&mut self.chat)?;
         match reply.dropped_messages() {
@@ -212,9 +214,18 @@ impl Session {
                     progress.show(&format!("prefilled {prefilled} of {total} prompt tokens"));
                 }
                 ReplyEvent::Waiting { .. } => {}
+                ReplyEvent::Thought(text) => {
+                    progress.clear();
+                    decode.get_or_insert_with(|| self.power.begin());
+                    thought_printer = thought_printer.or_else(ThoughtPrinter::new);
+                    thought_printer.as_mut().map_or(Ok(()), |printer| printer.push(&text))?;
+                }
                 ReplyEvent::Text(text) => {
                     progress.clear();
                     decode.get_or_insert_with(|| self.power.begin());
+                    if !text.is_empty() {
+                        thought_printer.take().map_or(Ok(()), ThoughtPrinter::finish)?;
+                    }
                     printer.push(&text)?;
                 }
                 ReplyEvent::Finished(_) => break,
@@ -227,6 +238,7 @@ impl Session {
         self.power.end(&mut decode);
         drop(progress);
         let ChatReply { message, finish_reason, timings, ids } = reply.finish()?;
+        thought_printer.take().map_or(Ok(()), ThoughtPrinter::finish)?;
         printer.finish()?;
         let has_text = message.content.is_some_and(|text| !text.is_empty());
         match finish_reason {

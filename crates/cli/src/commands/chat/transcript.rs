@@ -24,7 +24,9 @@ impl Transcript {
     /// replaced with `replace`; returns whether it was.
     pub fn save(&self, path: &Path, model: &str, replace: bool) -> anyhow::Result<bool> {
         let system = self.system.iter().map(|system| Message::new("system", system));
-        let messages: Vec<Message> = system.chain(self.messages.iter().cloned()).collect();
+        // Models are trained not to see the thinking of earlier turns.
+        let without_thinking = |message: &Message| Message { reasoning: None, ..message.clone() };
+        let messages: Vec<Message> = system.chain(self.messages.iter().map(without_thinking)).collect();
         let text = serde_json::to_string_pretty(&json!({ "model": model, "messages": messages }))? + "\n";
         let write = |mut file: File| file.write_all(text.as_bytes()).and_then(|()| file.sync_all());
         let created = OpenOptions::new().write(true).create_new(true).open(path);

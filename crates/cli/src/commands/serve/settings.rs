@@ -10,7 +10,7 @@ use clap::{ArgMatches, Args, parser::ValueSource};
 use serde::Deserialize;
 
 use super::values::{Size, Time};
-use crate::{loading::Kv, logging::LogFormat};
+use crate::{loading::Kv, logging::LogFormat, think::Think};
 
 /// A row of the settings table in the documentation.
 #[cfg(test)]
@@ -157,6 +157,7 @@ settings! {
         reproducible: bool, "reproducible", "INDRIK_REPRODUCIBLE", "false", "Batch-invariant (bitwise reproducible) logits; slower at batch 1";
         #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
         webui: bool, "webui", "INDRIK_WEBUI", "true", "Serve the web UI (chat, dashboard) at /; --no-webui turns it off";
+        think: Think, "think", "INDRIK_THINK", "auto", "Whether the model thinks before it answers, unless a request says otherwise: on, off, or auto for the default of its chat template";
         log_format: LogFormat, "log-format", "INDRIK_LOG_FORMAT", "text", "Log format: text, or json with one object per line";
         #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
         log_prompts: bool, "log-prompts", "INDRIK_LOG_PROMPTS", "false", "Log prompts";
@@ -343,6 +344,7 @@ impl Settings {
             probe_timeout: self.probe_timeout.0,
             grammar_workers: self.grammar_workers.get() as usize,
             grammar_timeout: self.grammar_timeout.0,
+            thinking: self.think.setting(),
             webui: self.webui,
             log_prompts: self.log_prompts,
         })
