@@ -53,6 +53,7 @@ mod thinking;
 mod tokenizer;
 mod tool_calls;
 mod tool_support;
+mod turns;
 mod vocabulary;
 
 pub use chat::{ChatTemplate, PromptEnd, PromptOptions, TEMPLATE_VARIABLES, Variables, set_thinking};
