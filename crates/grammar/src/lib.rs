@@ -34,6 +34,7 @@ mod error;
 mod gbnf;
 mod limits;
 mod matcher;
+mod notation;
 mod schema;
 mod tool_calls;
 mod vocabulary;

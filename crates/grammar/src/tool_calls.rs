@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 
 use llguidance::{JsonCompileOptions, api::TopLevelGrammar};
 use serde_json::{Value, json};
-use text::ToolCallFormat;
+use text::{CallSyntax, ToolCallFormat};
 
+use crate::notation::{Notation, Quote, quoted};
 use crate::{Error, Grammar, GrammarCompiler, Result, SCHEMA, limits, schema};
 
 /// The input of a tool-call grammar.
@@ -53,6 +54,9 @@ pub enum NonCallOutput {
 /// The subject of errors that no single tool causes.
 const TOOLS: &str = "the tools";
 
+/// Gemma 4's quotation mark.
+const QUOTE: &str = "<|\"|>";
+
 /// Time limit for finding the tool that makes the combined grammar fail.
 const BLAME_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -93,6 +97,11 @@ impl GrammarCompiler {
     }
 }
 
+/// A schema for JSON as templates write it.
+pub(crate) fn json_schema(schema: &Value, strict: bool) -> Result<Value> {
+    schema::with_options(schema, &options(!strict))
+}
+
 /// JSON as templates write it: one space after commas and colons, no other white space.
 fn options(lenient: bool) -> JsonCompileOptions {
     JsonCompileOptions {
@@ -108,6 +117,11 @@ fn options(lenient: bool) -> JsonCompileOptions {
 impl ToolSpec {
     /// The schema of the arguments, which are always an object.
     fn arguments(&self) -> Result<Value> {
+        schema::with_options(&self.schema()?, &options(!self.strict))
+    }
+
+    /// The schema of the arguments as given, with the type of an object.
+    fn schema(&self) -> Result<Value> {
         let mut schema = match &self.parameters {
             None => json!({ "type": "object", "properties": {}, "additionalProperties": false }),
             Some(Value::Bool(true)) => json!({}),
@@ -125,7 +139,7 @@ impl ToolSpec {
         if let Value::Object(fields) = &mut schema {
             fields.insert("type".into(), "object".into());
         }
-        schema::with_options(&schema, &options(!self.strict))
+        Ok(schema)
     }
 }
 
@@ -133,12 +147,19 @@ impl ToolCallGrammar {
     fn lark(&self, arguments: &[Value]) -> Result<String> {
         let ToolCallFormat { prefix, infix, suffix, separator, .. } = &self.format;
         let trigger = self.format.trigger();
-        let more = match separator {
+        let is_array = self.format.syntax == CallSyntax::JsonArray;
+        let next = if is_array { self.format.element_prefix() } else { prefix };
+        let mut more = match separator {
             Some(separator) if self.parallel => {
-                format!(" ({} body)*", self.literal(&format!("{separator}{prefix}")))
+                format!(" ({} body)*", self.literal(&format!("{separator}{next}")))
             }
             _ => String::new(),
         };
+        // The last character closes the array of all calls.
+        let (suffix, close) = if is_array { suffix.split_at(suffix.len() - 1) } else { (&**suffix, "") };
+        if is_array {
+            more = format!("{more} {}", quoted(close));
+        }
         let call = format!("{} body{more}", self.literal(prefix));
         let mut lark = match &self.without_calls {
             NonCallOutput::Forbidden => format!("start: {call}\n"),
@@ -165,13 +186,36 @@ impl ToolCallGrammar {
                 )
             }
         };
-        let body = |(tool, schema): (&ToolSpec, &Value)| {
-            format!("{} %json {schema}", self.literal(&format!("{}{infix}", tool.name)))
+        let body = |(tool, arguments): (&ToolSpec, String)| {
+            format!("{} {arguments}", self.literal(&format!("{}{infix}", tool.name)))
         };
+        let (arguments, rules) = self.arguments(arguments)?;
+        lark += &rules;
         let bodies: Vec<String> = self.tools.iter().zip(arguments).map(body).collect();
         writeln!(lark, "body: ({}) {}", bodies.join("\n  | "), self.literal(suffix))
             .expect("writing to a String cannot fail");
         Ok(lark)
+    }
+
+    /// A Lark expression for the arguments of each tool, and the rules that they use.
+    fn arguments(&self, json: &[Value]) -> Result<(Vec<String>, String)> {
+        if matches!(self.format.syntax, CallSyntax::Json | CallSyntax::JsonArray) {
+            return Ok((json.iter().map(|schema| format!("%json {schema}")).collect(), String::new()));
+        }
+        let schemas =
+            self.tools.iter().map(|tool| tool.schema().map_err(|error| Error::tool(tool.index, error)));
+        let schemas = schemas.collect::<Result<Vec<Value>>>()?;
+        let control = self.format.control_tokens.iter().find(|(name, _)| name == QUOTE);
+        let mut notation = Notation::new(control.map_or(Quote::Spelled(QUOTE), |(_, id)| Quote::Token(*id)));
+        let mut arguments = Vec::new();
+        for (tool, schema) in self.tools.iter().zip(&schemas) {
+            let rule = match self.format.syntax {
+                CallSyntax::Xml => notation.xml(schema, tool.strict, "<parameter=", "</parameter>"),
+                _ => notation.gemma4(schema, tool.strict),
+            };
+            arguments.push(rule.map_err(|error| Error::tool(tool.index, error))?);
+        }
+        Ok((arguments, notation.into_rules()))
     }
 
     /// A Lark expression for literal text; each control token in it may be the token or spelled as text.
@@ -188,9 +232,4 @@ impl ToolCallGrammar {
             ),
         }
     }
-}
-
-/// A Lark string literal, which has JSON's syntax.
-fn quoted(text: &str) -> String {
-    Value::from(text).to_string()
 }

@@ -291,11 +291,11 @@ pub enum ReplyEvent {
 
 impl<'a> Reply<'a> {
     fn new(chat: &'a mut Chat, started: Started, uncommitted: usize) -> Self {
-        let call_parser = chat
-            .tools
-            .as_ref()
-            .filter(|tools| tools.choice != ToolChoice::None)
-            .map(|tools| ToolCallParser::new(tools.format.clone(), tools.choice == ToolChoice::Auto));
+        let call_parser = chat.tools.as_ref().filter(|tools| tools.choice != ToolChoice::None).map(|tools| {
+            let schemas = tools.tools.iter().map(|tool| (tool.name.as_str(), tool.parameters.as_ref()));
+            let parser = ToolCallParser::new(tools.format.clone(), tools.choice == ToolChoice::Auto);
+            parser.with_schemas(schemas)
+        });
         let Started { generation, dropped, thinking_parser } = started;
         Self {
             chat,
@@ -416,9 +416,9 @@ impl<'a> Reply<'a> {
             match event {
                 ToolCallEvent::Text(text) => new_text += &text,
                 ToolCallEvent::Start { name, .. } => self.tool_calls.push((name, String::new())),
-                ToolCallEvent::Arguments(text) => {
+                ToolCallEvent::Arguments { json, .. } => {
                     if let Some((_, arguments)) = self.tool_calls.last_mut() {
-                        *arguments += &text;
+                        *arguments += &json;
                     }
                 }
                 ToolCallEvent::Markup(_) => {}

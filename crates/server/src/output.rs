@@ -218,9 +218,11 @@ impl OutputParser {
                 self.call_count += 1;
                 self.parts.push_back(OutputPart::ToolCall { name });
             }
-            ToolCallEvent::Arguments(text) => {
-                self.skip(&text);
-                self.parts.push_back(OutputPart::Arguments(text));
+            ToolCallEvent::Arguments { json, raw } => {
+                self.skip(&raw);
+                if !json.is_empty() {
+                    self.parts.push_back(OutputPart::Arguments(json));
+                }
             }
             ToolCallEvent::Markup(text) => self.skip(&text),
         }

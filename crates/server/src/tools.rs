@@ -20,7 +20,9 @@ impl ToolCallParsing {
     pub(crate) fn new(grammar: &ToolCallGrammar) -> ToolCallParsing {
         let text_allowed = grammar.without_calls == NonCallOutput::Text;
         ToolCallParsing {
-            parser: ToolCallParser::new(grammar.format.clone(), text_allowed),
+            parser: ToolCallParser::new(grammar.format.clone(), text_allowed).with_schemas(
+                grammar.tools.iter().map(|tool| (tool.name.as_str(), tool.parameters.as_ref())),
+            ),
             control_tokens: grammar.format.control_tokens.iter().map(|(_, id)| *id).collect(),
         }
     }

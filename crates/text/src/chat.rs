@@ -8,6 +8,7 @@
 use std::collections::HashSet;
 use std::io::Write;
 use std::ops::RangeInclusive;
+use std::sync::OnceLock;
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde};
@@ -18,6 +19,7 @@ use crate::error::{Error, Result};
 use crate::marks::Marks;
 use crate::message::{Message, Tool, map_value};
 use crate::tokenizer::Tokenizer;
+use crate::turns;
 
 /// Gemma 3's format: alternating user and model turns, with the system message prepended to the first user
 /// turn.
@@ -97,6 +99,8 @@ pub struct ChatTemplate {
     source: String,
     bos: String,
     eos: String,
+    /// Whether tool results belong to the message with the calls.
+    folds_results: OnceLock<bool>,
 }
 
 impl ChatTemplate {
@@ -111,7 +115,13 @@ impl ChatTemplate {
         environment.add_function("strftime_now", crate::clock::strftime_now);
         environment.add_filter("tojson", to_json);
         environment.add_template_owned(TEMPLATE_NAME, source.to_owned()).map_err(|e| template_error(&e))?;
-        Ok(ChatTemplate { environment, source: source.to_owned(), bos: bos.to_owned(), eos: eos.to_owned() })
+        Ok(ChatTemplate {
+            environment,
+            source: source.to_owned(),
+            bos: bos.to_owned(),
+            eos: eos.to_owned(),
+            folds_results: OnceLock::new(),
+        })
     }
 
     /// The template's own text.
@@ -219,13 +229,44 @@ impl ChatTemplate {
         tools: Option<&T>,
         variables: &Variables,
     ) -> Result<String> {
+        let folds_results = *self.folds_results.get_or_init(|| turns::needs_folded_results(self));
+        let calls: usize = messages.iter().map(|message| message.tool_calls.len()).sum();
+        let mut input = 0;
+        each_text(messages, &[], &mut |text| input += text.len());
+        let count = messages.len() + calls;
+        let messages = match folds_results {
+            true => Value::from(Serde(turns::fold_results(messages))),
+            false => Value::from(Serde(messages)),
+        };
+        let mut text = self.render_parts(messages, count, input, add_generation_prompt, tools, variables)?;
+        if add_generation_prompt {
+            turns::open_turn(&mut text);
+        }
+        Ok(text)
+    }
+
+    /// Renders messages that are JSON already.
+    pub(crate) fn render_values(&self, messages: &Vec<serde_json::Value>, count: usize) -> Result<String> {
+        let messages = Value::from(Serde(messages));
+        self.render_parts::<()>(messages, count, 0, true, None, &Variables::new())
+    }
+
+    /// Renders `count` messages and calls with `input` bytes of text.
+    fn render_parts<T: Serialize>(
+        &self,
+        messages: Value,
+        count: usize,
+        input: usize,
+        add_generation_prompt: bool,
+        tools: Option<&T>,
+        variables: &Variables,
+    ) -> Result<String> {
         let tools = tools.map(|tools| Value::from(Serde(tools)));
         let tools_len = tools.as_ref().map_or(0, |tools| tools.to_string().len());
-        let mut input = tools_len;
-        each_text(messages, &[], &mut |text| input += text.len());
-        let mut output = Bounded { text: Vec::new(), left: BASE_OUTPUT + OUTPUT_PER_INPUT * input };
+        let left = BASE_OUTPUT + OUTPUT_PER_INPUT * (input + tools_len);
+        let mut output = Bounded { text: Vec::new(), left };
         let context = context! {
-            messages => Value::from(Serde(messages)),
+            messages,
             add_generation_prompt,
             tools,
             bos_token => &*self.bos,
@@ -234,8 +275,7 @@ impl ChatTemplate {
         };
         // Fuel is set on the environment; the clone shares the compiled template.
         let mut environment = self.environment.clone();
-        let calls: usize = messages.iter().map(|message| message.tool_calls.len()).sum();
-        let fuel = FUEL_PER_MESSAGE * (messages.len() + calls) as u64 + FUEL_PER_BYTE * tools_len as u64;
+        let fuel = FUEL_PER_MESSAGE * count as u64 + FUEL_PER_BYTE * tools_len as u64;
         environment.set_fuel(Some(BASE_FUEL + fuel));
         let template = environment.get_template(TEMPLATE_NAME).map_err(|e| template_error(&e))?;
         template.render_captured_to(context, &mut output).map_err(|e| template_error(&e))?;

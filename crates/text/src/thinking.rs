@@ -240,7 +240,7 @@ impl ThinkingParser {
 }
 
 /// The position of `wanted`; otherwise, as an error, the length of the text that cannot be part of it.
-fn find(text: &str, wanted: &str) -> Result<usize, usize> {
+pub(crate) fn find(text: &str, wanted: &str) -> Result<usize, usize> {
     if let Some(found) = text.find(wanted) {
         return Ok(found);
     }

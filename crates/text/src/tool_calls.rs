@@ -1,10 +1,32 @@
 //! Streaming parser for tool calls in a model's output.
 //!
-//! A call is written as `prefix`, tool name, `infix`, JSON arguments, `suffix`. Qwen 2.5, for example, writes
-//! `<tool_call>\n{"name": "` · name · `", "arguments": ` · arguments · `}\n</tool_call>`. The format is
-//! derived from the model's own chat template ([`crate::ChatTemplate::tool_support`]). When tools are
+//! A call is written as `prefix`, tool name, `infix`, arguments, `suffix`. Qwen 2.5, for example, writes
+//! `<tool_call>\n{"name": "` · name · `", "arguments": ` · arguments · `}\n</tool_call>`. Arguments are JSON, or
+//! in a notation that is converted to JSON ([`CallSyntax`]). The format is derived from the model's own chat template ([`crate::ChatTemplate::tool_support`]). When tools are
 //! offered, a grammar constrains the output to this format, so output that starts like a call is a call.
 //! Everything else is text, and no text is lost.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use crate::tool_arguments::{Arguments, Gemma4, JsonScanner, Xml};
+
+/// How a model writes the arguments of a call.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CallSyntax {
+    /// As a JSON object.
+    #[default]
+    Json,
+    /// As a JSON object, in an array of all calls. The prefix ends with the start of the first element. Further
+    /// fields may follow the arguments.
+    JsonArray,
+    /// In Gemma 4's notation: `{key:<|"|>text<|"|>,count:3}`.
+    Gemma4,
+    /// As XML-like parameters: `<parameter=key>\ntext\n</parameter>\n`. Strings are raw text.
+    Xml,
+}
 
 /// How a model writes tool calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,9 +44,24 @@ pub struct ToolCallFormat {
     pub trigger_len: usize,
     /// Control tokens that occur in the format: name and id.
     pub control_tokens: Vec<(String, u32)>,
+    /// How the arguments are written.
+    pub syntax: CallSyntax,
 }
 
 impl ToolCallFormat {
+    /// The prefix without the trigger, by which a model that forgets the trigger still starts a call at the start
+    /// of its answer.
+    fn bare_prefix(&self) -> Option<&str> {
+        let bare = self.prefix[self.trigger_len..].trim_start();
+        let is_distinct = matches!(self.syntax, CallSyntax::Gemma4 | CallSyntax::Xml) && self.trigger_len > 0;
+        Some(bare).filter(|bare| is_distinct && !bare.is_empty())
+    }
+
+    /// The start of an element of [`CallSyntax::JsonArray`].
+    pub fn element_prefix(&self) -> &str {
+        &self.prefix[self.prefix.rfind('{').unwrap_or(0)..]
+    }
+
     /// The text that starts a call.
     pub fn trigger(&self) -> &str {
         match self.trigger_len {
@@ -52,7 +89,12 @@ pub enum ToolCallEvent {
         raw: String,
     },
     /// More of the current call's arguments.
-    Arguments(String),
+    Arguments {
+        /// The next part of the arguments as JSON.
+        json: String,
+        /// The output, as the model wrote it.
+        raw: String,
+    },
     /// Neither text nor arguments: the suffix of a call, or white space between calls.
     Markup(String),
 }
@@ -61,53 +103,43 @@ impl ToolCallEvent {
     /// The output that this event covers.
     pub fn text(&self) -> &str {
         match self {
-            ToolCallEvent::Text(text) | ToolCallEvent::Arguments(text) | ToolCallEvent::Markup(text) => text,
-            ToolCallEvent::Start { raw, .. } => raw,
+            ToolCallEvent::Text(text) | ToolCallEvent::Markup(text) => text,
+            ToolCallEvent::Start { raw, .. } | ToolCallEvent::Arguments { raw, .. } => raw,
         }
     }
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 enum State {
-    /// No output yet, and only the start of the output can be a call.
-    Start,
+    /// No output yet. With `is_only`, only the start of the output can be a call.
+    Start {
+        is_only: bool,
+    },
     /// In text that a call may interrupt.
     Text,
     /// In text that no call can interrupt.
     TextOnly,
-    /// The buffer starts like a call.
-    Opening,
-    Arguments(JsonScanner),
+    /// The buffer starts like a call: with its whole prefix, or with a later part of it.
+    Opening(Opening),
+    Arguments(Arguments),
     /// After the arguments.
     Closing,
+    /// After the arguments of an element of an array.
+    ClosingElement(JsonScanner),
+    /// After an element of an array.
+    AfterElement,
     /// After a call.
     AfterCall,
 }
 
-/// Finds the end of a JSON object.
-#[derive(Clone, Copy, Debug, Default)]
-struct JsonScanner {
-    depth: usize,
-    in_string: bool,
-    escaped: bool,
-}
-
-impl JsonScanner {
-    /// Consumes a byte; returns whether it closes the object.
-    fn step(&mut self, byte: u8) -> bool {
-        match byte {
-            _ if self.escaped => self.escaped = false,
-            b'\\' if self.in_string => self.escaped = true,
-            b'"' => self.in_string = !self.in_string,
-            b'{' | b'[' if !self.in_string => self.depth += 1,
-            b'}' | b']' if !self.in_string => {
-                self.depth = self.depth.saturating_sub(1);
-                return self.depth == 0;
-            }
-            _ => {}
-        }
-        false
-    }
+/// The part of the prefix with which a call starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Opening {
+    Whole,
+    /// Without the trigger.
+    Bare,
+    /// An element of an array that is not the first.
+    Element,
 }
 
 /// Result of matching the start of a text that may still grow.
@@ -133,6 +165,8 @@ fn match_prefix(text: &str, expected: &str) -> PrefixMatch<usize> {
 #[derive(Clone, Debug)]
 pub struct ToolCallParser {
     format: ToolCallFormat,
+    /// Schemas of the tools' arguments, by name.
+    schemas: Arc<HashMap<String, Value>>,
     state: State,
     /// Output that no event covers yet.
     buffer: String,
@@ -142,8 +176,18 @@ impl ToolCallParser {
     /// A parser for one completion. With `anywhere`, a call may start at any point of the text, provided the
     /// format has a trigger; otherwise only at the start.
     pub fn new(format: ToolCallFormat, anywhere: bool) -> ToolCallParser {
-        let state = if anywhere && format.trigger_len > 0 { State::Text } else { State::Start };
-        ToolCallParser { format, state, buffer: String::new() }
+        let state = State::Start { is_only: !anywhere || format.trigger_len == 0 };
+        ToolCallParser { format, schemas: Arc::default(), state, buffer: String::new() }
+    }
+
+    /// The same parser with the tools' names and the schemas of their arguments, which say how the values of
+    /// [`CallSyntax::Xml`] are written.
+    pub fn with_schemas<'a>(
+        self,
+        tools: impl IntoIterator<Item = (&'a str, Option<&'a Value>)>,
+    ) -> ToolCallParser {
+        let tools = tools.into_iter().filter_map(|(name, schema)| Some((name.to_owned(), schema?.clone())));
+        ToolCallParser { schemas: Arc::new(tools.collect()), ..self }
     }
 
     /// Consumes output; returns the events that it completes.
@@ -158,12 +202,22 @@ impl ToolCallParser {
     /// dropped: its start becomes markup, not text.
     pub fn finish(&mut self) -> Vec<ToolCallEvent> {
         let rest = std::mem::take(&mut self.buffer);
-        let event = match self.state {
-            State::Start | State::Text | State::TextOnly => ToolCallEvent::Text,
-            State::Opening | State::Closing | State::AfterCall => ToolCallEvent::Markup,
-            State::Arguments(_) => ToolCallEvent::Arguments,
-        };
-        Some(rest).filter(|rest| !rest.is_empty()).map(event).into_iter().collect()
+        if rest.is_empty() {
+            return vec![];
+        }
+        vec![match &self.state {
+            State::Start { .. } | State::Text | State::TextOnly | State::Opening(Opening::Bare) => {
+                ToolCallEvent::Text(rest)
+            }
+            State::Arguments(arguments) => {
+                ToolCallEvent::Arguments { json: arguments.finish(&rest), raw: rest }
+            }
+            State::Opening(_)
+            | State::Closing
+            | State::ClosingElement(_)
+            | State::AfterElement
+            | State::AfterCall => ToolCallEvent::Markup(rest),
+        }]
     }
 
     /// Removes the first `bytes` bytes of the buffer.
@@ -174,12 +228,28 @@ impl ToolCallParser {
 
     /// Emits one event or changes state; false if more output is needed first.
     fn step(&mut self, events: &mut Vec<ToolCallEvent>) -> bool {
-        match self.state {
-            State::Start => match match_prefix(&self.buffer, self.format.trigger()) {
-                PrefixMatch::Match(_) => self.state = State::Opening,
-                PrefixMatch::NeedMore => return false,
-                PrefixMatch::Mismatch => self.state = State::TextOnly,
-            },
+        match &mut self.state {
+            State::Start { is_only } => {
+                let is_only = *is_only;
+                let bare = self.format.bare_prefix();
+                // A call without its trigger may follow white space.
+                let rest = self.buffer.trim_start();
+                let starts_bare = bare.map_or(PrefixMatch::Mismatch, |bare| match_prefix(rest, bare));
+                match (match_prefix(&self.buffer, self.format.trigger()), starts_bare) {
+                    (PrefixMatch::Match(_), _) => self.state = State::Opening(Opening::Whole),
+                    (PrefixMatch::NeedMore, _) | (_, PrefixMatch::NeedMore) => return false,
+                    (_, PrefixMatch::Match(_)) => {
+                        let space = self.buffer.len() - rest.len();
+                        if space > 0 {
+                            let space = self.take(space);
+                            events.push(ToolCallEvent::Markup(space));
+                        }
+                        self.state = State::Opening(Opening::Bare);
+                    }
+                    _ if is_only => self.state = State::TextOnly,
+                    _ => self.state = State::Text,
+                }
+            }
             State::TextOnly => events.push(ToolCallEvent::Text(self.take(self.buffer.len()))),
             State::Text => {
                 let trigger = self.format.trigger();
@@ -195,25 +265,64 @@ impl ToolCallParser {
                 if found.is_none() {
                     return false;
                 }
-                self.state = State::Opening;
+                self.state = State::Opening(Opening::Whole);
             }
-            State::Opening => match self.opening() {
-                PrefixMatch::Match((length, name)) => {
-                    events.push(ToolCallEvent::Start { name, raw: self.take(length) });
-                    self.state = State::Arguments(JsonScanner::default());
+            State::Opening(opening) => {
+                let opening = *opening;
+                match self.opening(opening) {
+                    PrefixMatch::Match((length, name)) => {
+                        self.state = State::Arguments(self.arguments(&name));
+                        events.push(ToolCallEvent::Start { name, raw: self.take(length) });
+                    }
+                    PrefixMatch::NeedMore => return false,
+                    PrefixMatch::Mismatch => {
+                        let length = match opening {
+                            Opening::Whole => self.format.trigger().len(),
+                            Opening::Bare => self.format.bare_prefix().map_or(0, str::len),
+                            Opening::Element => self.buffer.len(),
+                        };
+                        let text = self.take(length);
+                        events.push(ToolCallEvent::Text(text));
+                        self.state = self.text_state();
+                    }
                 }
-                PrefixMatch::NeedMore => return false,
-                PrefixMatch::Mismatch => {
-                    let text = self.take(self.format.trigger().len());
-                    events.push(ToolCallEvent::Text(text));
-                    self.state = self.text_state();
+            }
+            State::Arguments(arguments) => {
+                let step = arguments.step(&self.buffer);
+                if step.done {
+                    self.state = match self.format.syntax {
+                        CallSyntax::JsonArray => State::ClosingElement(JsonScanner::within_object()),
+                        _ => State::Closing,
+                    };
                 }
-            },
-            State::Arguments(mut json) => {
-                let end = self.buffer.bytes().position(|byte| json.step(byte));
-                let text = self.take(end.map_or(self.buffer.len(), |end| end + 1));
-                events.push(ToolCallEvent::Arguments(text));
-                self.state = if end.is_some() { State::Closing } else { State::Arguments(json) };
+                if step.consumed > 0 || !step.json.is_empty() {
+                    let raw = self.take(step.consumed);
+                    events.push(ToolCallEvent::Arguments { json: step.json, raw });
+                }
+                return step.done || (step.consumed > 0 && !self.buffer.is_empty());
+            }
+            State::ClosingElement(fields) => {
+                let end = self.buffer.bytes().position(|byte| fields.step(byte));
+                let markup = self.take(end.map_or(self.buffer.len(), |end| end + 1));
+                events.push(ToolCallEvent::Markup(markup));
+                if end.is_some() {
+                    self.state = State::AfterElement;
+                }
+            }
+            State::AfterElement => {
+                let rest = self.buffer.trim_start_matches([' ', '\n', '\t', '\r', ',']);
+                let skipped = self.buffer.len() - rest.len();
+                let (length, next) = match rest.chars().next() {
+                    None => return false,
+                    Some(']') => (skipped + 1, State::AfterCall),
+                    Some('{') => (skipped, State::Opening(Opening::Element)),
+                    Some(_) => (skipped, State::AfterCall),
+                };
+                if length > 0 {
+                    let markup = self.take(length);
+                    events.push(ToolCallEvent::Markup(markup));
+                }
+                self.state = next;
             }
             State::Closing => match match_prefix(&self.buffer, &self.format.suffix) {
                 PrefixMatch::Match(length) => {
@@ -232,7 +341,7 @@ impl ToolCallParser {
                     return true;
                 }
                 match match_prefix(&self.buffer, self.format.trigger()) {
-                    PrefixMatch::Match(_) => self.state = State::Opening,
+                    PrefixMatch::Match(_) => self.state = State::Opening(Opening::Whole),
                     PrefixMatch::NeedMore => return false,
                     PrefixMatch::Mismatch => self.state = self.text_state(),
                 }
@@ -246,9 +355,23 @@ impl ToolCallParser {
         if self.format.trigger_len > 0 { State::Text } else { State::TextOnly }
     }
 
+    /// A parser for the arguments of a call.
+    fn arguments(&self, name: &str) -> Arguments {
+        match self.format.syntax {
+            CallSyntax::Json | CallSyntax::JsonArray => Arguments::Json(JsonScanner::default()),
+            CallSyntax::Gemma4 => Arguments::Gemma4(Gemma4::new()),
+            CallSyntax::Xml => Arguments::Xml(Xml::new(self.schemas.get(name))),
+        }
+    }
+
     /// The length of the opening at the start of the buffer, and the tool name in it.
-    fn opening(&self) -> PrefixMatch<(usize, String)> {
-        let ToolCallFormat { prefix, infix, .. } = &self.format;
+    fn opening(&self, opening: Opening) -> PrefixMatch<(usize, String)> {
+        let ToolCallFormat { prefix, infix, syntax, .. } = &self.format;
+        let prefix = match opening {
+            Opening::Whole => prefix,
+            Opening::Bare => self.format.bare_prefix().unwrap_or(prefix),
+            Opening::Element => self.format.element_prefix(),
+        };
         let start = match match_prefix(&self.buffer, prefix) {
             PrefixMatch::Match(start) => start,
             PrefixMatch::NeedMore => return PrefixMatch::NeedMore,
@@ -258,8 +381,12 @@ impl ToolCallParser {
         let Some(length) = name.find(|character| !is_name_char(character)) else {
             return PrefixMatch::NeedMore;
         };
+        // Nothing else separates the name from arguments in Gemma 4's notation.
+        let is_opened = *syntax != CallSyntax::Gemma4 || name[length..].starts_with('{');
+        // Line breaks between the tags of parameters are not significant.
+        let infix = if *syntax == CallSyntax::Xml { infix.trim_end() } else { infix };
         match match_prefix(&name[length..], infix) {
-            PrefixMatch::Match(infix) if length > 0 => {
+            PrefixMatch::Match(infix) if length > 0 && is_opened => {
                 PrefixMatch::Match((start + length + infix, name[..length].to_owned()))
             }
             PrefixMatch::NeedMore if length > 0 => PrefixMatch::NeedMore,

@@ -222,7 +222,9 @@ fn collect(events: &[ToolCallEvent]) -> Parsed {
         match event {
             ToolCallEvent::Text(text) => parsed.text.push_str(text),
             ToolCallEvent::Start { name, .. } => parsed.calls.push((name.clone(), String::new())),
-            ToolCallEvent::Arguments(text) => parsed.calls.last_mut().expect("a call").1.push_str(text),
+            ToolCallEvent::Arguments { json, .. } => {
+                parsed.calls.last_mut().expect("a call").1.push_str(json)
+            }
             ToolCallEvent::Markup(_) => {}
         }
     }

@@ -1,5 +1,5 @@
 use serde_json::{Value, json};
-use text::ToolCallFormat;
+use text::{CallSyntax, ToolCallFormat};
 
 use super::{VOCAB, accepted, accepts, allowed, compiler};
 use crate::{Grammar, GrammarCompiler, NonCallOutput, ToolCallGrammar, ToolSpec};
@@ -12,6 +12,7 @@ fn format() -> ToolCallFormat {
         separator: Some("\n".into()),
         trigger_len: "<call>".len(),
         control_tokens: vec![],
+        syntax: CallSyntax::Json,
     }
 }
 
@@ -310,8 +311,218 @@ fn matches_schema(value: &Value, schema: &Value) -> bool {
     }
 }
 
+/// Gemma 4's notation.
+fn gemma4() -> ToolCallFormat {
+    ToolCallFormat {
+        prefix: "<|tool_call>call:".into(),
+        infix: String::new(),
+        suffix: "<tool_call|>".into(),
+        separator: Some(String::new()),
+        trigger_len: "<|tool_call>".len(),
+        control_tokens: vec![],
+        syntax: CallSyntax::Gemma4,
+    }
+}
+
+/// XML-like parameters.
+fn xml() -> ToolCallFormat {
+    ToolCallFormat {
+        prefix: "<tool_call>\n<function=".into(),
+        infix: ">\n".into(),
+        suffix: "</function>\n</tool_call>".into(),
+        separator: Some("\n".into()),
+        trigger_len: "<tool_call>".len(),
+        control_tokens: vec![],
+        syntax: CallSyntax::Xml,
+    }
+}
+
+/// An array of calls.
+fn array() -> ToolCallFormat {
+    ToolCallFormat {
+        prefix: "[TOOL_CALLS][{\"name\": \"".into(),
+        suffix: "}]".into(),
+        separator: Some(", ".into()),
+        trigger_len: "[TOOL_CALLS]".len(),
+        syntax: CallSyntax::JsonArray,
+        ..format()
+    }
+}
+
+fn required(format: ToolCallFormat, tools: Vec<ToolSpec>) -> crate::Result<Grammar> {
+    let without_calls = NonCallOutput::Forbidden;
+    compiler().tool_calls(&ToolCallGrammar { format, tools, parallel: true, without_calls })
+}
+
+/// Checks what a grammar accepts, and how far it accepts other texts.
+fn check(grammar: &Grammar, right: &[&str], wrong: &[(&str, &str)]) {
+    for right in right {
+        assert!(accepts(grammar, right), "{right}: {:?}", accepted(grammar, right));
+    }
+    for (right, wrong) in wrong {
+        assert_eq!(accepted(grammar, &format!("{right}{wrong}")).0, right.len(), "{wrong} after {right}");
+    }
+}
+
+#[test]
+fn gemma_4_calls_match_the_schema() {
+    let mut all = tools();
+    let nested = json!({
+        "$defs": { "node": { "type": "object", "properties": { "next": { "$ref": "#/$defs/node" } }, "additionalProperties": false } },
+        "properties": {
+            "z": { "type": ["integer", "null"], "maximum": 12 }, "list": { "type": "array", "items": { "type": "boolean" }, "minItems": 1, "maxItems": 2 },
+            "Any": {}, "node": { "$ref": "#/$defs/node" }, "odd key": { "const": "k" }, "either": { "anyOf": [{ "type": "string" }, { "type": "number" }] },
+        },
+        "required": ["list", "z"],
+    });
+    all.push(tool(3, "nested", nested));
+    let open = json!({ "type": "object", "properties": { "a": { "type": "integer" } }, "additionalProperties": { "type": "string" } });
+    all.push(tool(4, "open", open));
+    let grammar = required(gemma4(), all).unwrap();
+    check(
+        &grammar,
+        &[
+            "<|tool_call>call:weather{city:<|\"|>Paris<|\"|>}<tool_call|>",
+            "<|tool_call>call:weather{city:<|\"|><|\"|>,unit:<|\"|>c<|\"|>}<tool_call|>",
+            "<|tool_call>call:weather-sum{of:[1,23]}<tool_call|><|tool_call>call:now{}<tool_call|>",
+            "<|tool_call>call:nested{list:[true],z:null}<tool_call|>",
+            "<|tool_call>call:nested{Any:{a:[1,<|\"|>x<y<|\"|>,{}],b:null},either:<|\"|>a<|\"|>,list:[true,false],z:3}<tool_call|>",
+            "<|tool_call>call:nested{either:1.5,list:[true],node:{next:{next:{}}},<|\"|>odd key<|\"|>:<|\"|>k<|\"|>,z:12}<tool_call|>",
+            "<|tool_call>call:open{}<tool_call|>",
+            "<|tool_call>call:open{a:1,b:<|\"|>x<|\"|>,c:<|\"|>y<|\"|>}<tool_call|>",
+        ],
+        &[
+            ("<|tool_call>call:", "xyz"),
+            ("<|tool_call>call:weather{", "}"),
+            ("<|tool_call>call:weather{", "unit"),
+            ("<|tool_call>call:weather{city:", "\""),
+            ("<|tool_call>call:weather{city:<|\"|>a<|\"|>,unit:<|\"|>", "k"),
+            ("<|tool_call>call:weather{city:<|\"|>a<|\"|>,", "x"),
+            ("<|tool_call>call:weather-sum{of:[3", "1"),
+            ("<|tool_call>call:now{", "a"),
+            ("<|tool_call>call:nested{list:[", "]"),
+            ("<|tool_call>call:nested{list:[true,true", ","),
+            ("<|tool_call>call:open{b:", "1"),
+        ],
+    );
+    // The quotation mark as a control token: text may contain its spelling.
+    let control_tokens = vec![("<|\"|>".to_owned(), 1)];
+    let control = required(
+        ToolCallFormat { control_tokens, ..gemma4() },
+        vec![tool(0, "f", json!({ "properties": { "a": { "type": "string" } }, "required": ["a"] }))],
+    )
+    .unwrap();
+    let mut matcher = control.matcher();
+    let encode = |text: &str| super::tokenizer().encode(text, text::EncodeSpecial::AsText);
+    encode("<|tool_call>call:f{a:").into_iter().for_each(|id| matcher.accept(id).unwrap());
+    assert_eq!(allowed(&mut matcher), [1]);
+    matcher.accept(1).unwrap();
+    encode("x<|\"|>}<tool_call|>").into_iter().for_each(|id| matcher.accept(id).unwrap());
+    assert!(!matcher.is_finished());
+    matcher.accept(1).unwrap();
+    encode("}<tool_call|>").into_iter().for_each(|id| matcher.accept(id).unwrap());
+    assert!(allowed(&mut matcher).contains(&2));
+}
+
+#[test]
+fn xml_calls_match_the_schema() {
+    let mut all = tools();
+    let nested = json!({
+        "$defs": { "unit": { "enum": ["c", "f"] } },
+        "properties": {
+            "code": { "type": "string" }, "unit": { "$ref": "#/$defs/unit" },
+            "deep": { "type": "object", "properties": { "u": { "$ref": "#/$defs/unit" } }, "additionalProperties": false },
+        },
+        "required": ["code"],
+    });
+    all.push(tool(3, "nested", nested));
+    all.push(tool(4, "open", json!({ "type": "object" })));
+    let grammar = required(xml(), all).unwrap();
+    let call = |name: &str, parameters: &[(&str, &str)]| {
+        let parameters: String = parameters
+            .iter()
+            .map(|(key, value)| format!("<parameter={key}>\n{value}\n</parameter>\n"))
+            .collect();
+        format!("<tool_call>\n<function={name}>\n{parameters}</function>\n</tool_call>")
+    };
+    let right = [
+        call("weather", &[("city", "Paris"), ("unit", "c")]),
+        call("weather-sum", &[("of", "[1, 23]")]),
+        format!("{}\n{}", call("now", &[]), call("now", &[])),
+        call(
+            "nested",
+            &[("code", "fn f() {\n  a < b\n}\n</param>"), ("unit", "f"), ("deep", "{\"u\": \"c\"}")],
+        ),
+        call("open", &[("any", "x"), ("more", "{")]),
+    ];
+    let right: Vec<&str> = right.iter().map(String::as_str).collect();
+    let opened = |name: &str, key: &str| format!("<tool_call>\n<function={name}>\n<parameter={key}>\n");
+    check(
+        &grammar,
+        &right,
+        &[
+            ("<tool_call>\n<function=", "xyz"),
+            ("<tool_call>\n<function=weather>\n<", "/"),
+            ("<tool_call>\n<function=weather>\n<parameter=", "unit"),
+            (&(opened("weather", "city") + "a\n</parameter>\n<parameter=unit>\n"), "k"),
+            (&(opened("weather-sum", "of") + "[3"), "1"),
+            (&(opened("nested", "code") + "a\n</parameter>\n<"), "x"),
+            ("<tool_call>\n<function=now>\n<", "p"),
+        ],
+    );
+}
+
+#[test]
+fn an_array_of_calls_is_closed() {
+    let many = required(array(), tools()).unwrap();
+    let now = "{\"name\": \"now\", \"arguments\": {}}";
+    check(
+        &many,
+        &[&format!("[TOOL_CALLS][{now}]"), &format!("[TOOL_CALLS][{now}, {now}]")],
+        &[
+            (&format!("[TOOL_CALLS][{now}]"), ","),
+            (&format!("[TOOL_CALLS][{now}"), "}"),
+            ("[TOOL_CALLS][", "]"),
+        ],
+    );
+    let calls = ToolCallGrammar {
+        format: array(),
+        tools: tools(),
+        parallel: false,
+        without_calls: NonCallOutput::Text,
+    };
+    let one = compiler().tool_calls(&calls).unwrap();
+    check(
+        &one,
+        &["text", &format!("text [TOOL_CALLS][{now}]")],
+        &[(&format!("[TOOL_CALLS][{now}"), ","), ("[TOOL_CALLS]", "x")],
+    );
+}
+
+#[test]
+fn keywords_without_a_rule_are_rejected_in_strict_tools() {
+    for format in [gemma4(), xml()] {
+        for keyword in
+            [json!({ "type": "string", "pattern": "a" }), json!({ "allOf": [{ "type": "string" }] })]
+        {
+            let spec = tool(5, "f", json!({ "properties": { "a": keyword } }));
+            let error = required(format.clone(), vec![spec.clone()]).unwrap_err().to_string();
+            assert!(error.contains("tool 5") && error.contains("not supported"), "{error}");
+            assert!(required(format.clone(), vec![ToolSpec { strict: false, ..spec }]).is_ok());
+        }
+        let broken = tool(5, "f", json!({ "properties": { "a": { "$ref": "#/$defs/none" } } }));
+        assert!(required(format, vec![broken]).unwrap_err().to_string().contains("not found"));
+    }
+}
+
 #[test]
 fn random_completions_call_tools_with_valid_arguments() {
+    for format in [format(), gemma4(), xml(), array()] {
+        random_completions_are_valid(&format);
+    }
+}
+
+fn random_completions_are_valid(format: &ToolCallFormat) {
     let mut random = Random(7);
     let compiler: GrammarCompiler = compiler();
     let mut calls_made = 0;
@@ -322,17 +533,18 @@ fn random_completions_call_tools_with_valid_arguments() {
         let without_calls = if round % 3 == 0 { NonCallOutput::Text } else { NonCallOutput::Forbidden };
         let call_required = without_calls == NonCallOutput::Forbidden;
         let parallel = round % 2 == 0;
-        let calls = ToolCallGrammar { format: format(), tools: tools.clone(), parallel, without_calls };
+        let calls = ToolCallGrammar { format: format.clone(), tools: tools.clone(), parallel, without_calls };
         let grammar = compiler.tool_calls(&calls).unwrap();
         let completion = random.completion(&grammar);
-        let mut parser = text::ToolCallParser::new(format(), true);
+        let schemas = tools.iter().map(|tool| (tool.name.as_str(), tool.parameters.as_ref()));
+        let mut parser = text::ToolCallParser::new(format.clone(), true).with_schemas(schemas);
         let mut events = parser.push(&completion);
         events.extend(parser.finish());
         let mut made: Vec<(String, String)> = vec![];
         for event in events {
             match event {
                 text::ToolCallEvent::Start { name, .. } => made.push((name, String::new())),
-                text::ToolCallEvent::Arguments(text) => made.last_mut().unwrap().1.push_str(&text),
+                text::ToolCallEvent::Arguments { json, .. } => made.last_mut().unwrap().1.push_str(&json),
                 text::ToolCallEvent::Text(text) => assert!(!call_required, "{text:?} in {completion}"),
                 text::ToolCallEvent::Markup(_) => {}
             }

@@ -37,7 +37,18 @@ pub fn fim_tokenizer() -> Tokenizer {
     Tokenizer::from_vocabulary(vocabulary).expect("a valid vocabulary")
 }
 
-fn vocabulary() -> Vocabulary {
+/// [`tokenizer`] with more control tokens at the end.
+pub fn tokenizer_with(controls: &[&str]) -> Tokenizer {
+    let mut vocabulary = vocabulary();
+    for token in controls {
+        vocabulary.tokens.push((*token).to_owned());
+        vocabulary.token_types.push(3);
+        vocabulary.scores.push(0.0);
+    }
+    Tokenizer::from_vocabulary(vocabulary).expect("a valid vocabulary")
+}
+
+pub fn vocabulary() -> Vocabulary {
     let mut vocabulary = Vocabulary::new(VocabularyKind::SentencePiece);
     let mut push = |token: &str, kind| {
         vocabulary.tokens.push(token.to_owned());
@@ -299,6 +310,12 @@ impl Fixture {
         let engine =
             engine::Engine::start(testing::MockBackend::new(options), engine::Options::default()).unwrap();
         Self::with_generator(Mock::new(), Arc::new(engine), config, template)
+    }
+
+    /// With another tokenizer and template.
+    pub fn with_language(mock: Mock, tokenizer: Tokenizer, template: ChatTemplate) -> Fixture {
+        let mock = Arc::new(mock);
+        Fixture::start(mock.clone(), mock, tokenizer, Config::default(), Some(template))
     }
 
     /// With another generator; the mock is not used.
