@@ -2376,11 +2376,21 @@ pub mod router {
         pub renormalize: bool,
         /// `SCALED`: `bool`, constant 5.
         pub scaled: bool,
+        /// `THREADS_PER_PARTIAL`: `uint`, constant 6.
+        pub threads_per_partial: u32,
     }
 
     impl Default for Constants {
         fn default() -> Self {
-            Self { threads: 256, expert_tile: 4, rows: 1, max_experts: 512, renormalize: true, scaled: false }
+            Self {
+                threads: 256,
+                expert_tile: 4,
+                rows: 1,
+                max_experts: 512,
+                renormalize: true,
+                scaled: false,
+                threads_per_partial: 1,
+            }
         }
     }
 
@@ -2393,6 +2403,7 @@ pub mod router {
                 self.max_experts,
                 u32::from(self.renormalize),
                 u32::from(self.scaled),
+                self.threads_per_partial,
             ]
         }
     }
@@ -2402,12 +2413,21 @@ pub mod router {
         name: "router.t0",
         spirv: include_bytes!("router.t0.spv"),
         push_size: 88,
-        constant_ids: &[0, 1, 2, 3, 4, 5],
+        constant_ids: &[0, 1, 2, 3, 4, 5, 6],
+        local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
+    };
+
+    /// `router.comp` at tier T1.
+    pub static T1: gpu::Shader = gpu::Shader {
+        name: "router.t1",
+        spirv: include_bytes!("router.t1.spv"),
+        push_size: 88,
+        constant_ids: &[0, 1, 2, 3, 4, 5, 6],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 
     /// All tiers of `router.comp`, lowest first.
-    pub static TIERS: &[(u32, &gpu::Shader)] = &[(0, &T0)];
+    pub static TIERS: &[(u32, &gpu::Shader)] = &[(0, &T0), (1, &T1)];
 }
 
 /// Generated from `src/sample/sample_blocks.comp`.

@@ -2,13 +2,22 @@
 
 use gpu::{Caps, Device, Result, Tier};
 
-use super::{Operands, Router, Shape, policy, reference};
+use super::{
+    Operands, Router, Shape,
+    policy::{self, Plan},
+    reference,
+};
 use crate::{
     case::{Case, Comparison, Output, Random, TIMEOUT, arena},
     experts::NO_EXPERT,
 };
 
-pub(super) fn cases(_: &Caps) -> Vec<Case> {
+pub(super) fn cases(caps: &Caps) -> Vec<Case> {
+    let tiers = [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier));
+    tiers.flat_map(cases_at).collect()
+}
+
+fn cases_at(tier: Tier) -> Vec<Case> {
     let shape = |k, experts, per_token, renormalize| {
         let (scaled, epsilon) = (false, 1e-6);
         Shape { k, experts, per_token, renormalize, scaled, epsilon }
@@ -16,35 +25,35 @@ pub(super) fn cases(_: &Caps) -> Vec<Case> {
     let mut list = Vec::new();
     for rows in [1, 3, 35] {
         for shape in [shape(2048, 128, 8, true), shape(260, 37, 4, false), shape(64, 4, 4, true)] {
-            list.push(case(rows, shape));
+            list.push(case(tier, rows, shape));
         }
     }
-    list.push(case(260, shape(64, 128, 8, true)));
-    list.push(case(2, shape(2816, 512, 16, false)));
-    list.push(case(1, shape(128, 1, 1, true)));
-    list.push(case(3, Shape { scaled: true, ..shape(260, 37, 4, true) }));
-    list.push(case(35, Shape { scaled: true, ..shape(2816, 128, 8, true) }));
+    list.push(case(tier, 260, shape(64, 128, 8, true)));
+    list.push(case(tier, 2, shape(2816, 512, 16, false)));
+    list.push(case(tier, 1, shape(128, 1, 1, true)));
+    list.push(case(tier, 3, Shape { scaled: true, ..shape(260, 37, 4, true) }));
+    list.push(case(tier, 35, Shape { scaled: true, ..shape(2816, 128, 8, true) }));
     list
 }
 
-fn case(rows: usize, shape: Shape) -> Case {
+fn case(tier: Tier, rows: usize, shape: Shape) -> Case {
     let Shape { k, experts, per_token, renormalize, scaled, .. } = shape;
     let name = format!(
         "{per_token} of {experts} experts, {rows} rows of {k}{}{}",
         if renormalize { ", renormalised" } else { "" },
         if scaled { ", scaled" } else { "" }
     );
-    Case::new(name, Tier::T0, move |device| run(device, rows, shape))
+    Case::new(name, tier, move |device| run(device, policy::at_tier(device.caps(), rows, tier), rows, shape))
 }
 
-fn run(device: &Device, rows: usize, shape: Shape) -> Result<Comparison> {
+pub(super) fn run(device: &Device, plan: Plan, rows: usize, shape: Shape) -> Result<Comparison> {
     let Shape { k, experts, .. } = shape;
     let mut random = Random::new((rows * 7 + k + experts) as u64);
     let x: Vec<f32> = (0..rows * k).map(|_| random.signed() * 3.0).collect();
     let w: Vec<f32> = (0..experts * k).map(|_| random.signed() * 0.1).collect();
     let scales: Vec<f32> = (0..experts).map(|_| 1.0 + random.signed()).collect();
     let scales = shape.scaled.then_some(&scales[..]);
-    let (mut comparison, chosen, weights) = route(device, shape, &x, &w, scales)?;
+    let (mut comparison, chosen, weights) = route(device, plan, shape, &x, &w, scales)?;
     for row in 0..rows {
         let scores = reference::scores(&shape, &x[row * k..][..k], &w);
         let want = reference::choose(&shape, &scores, scales);
@@ -69,13 +78,14 @@ fn run(device: &Device, rows: usize, shape: Shape) -> Result<Comparison> {
 /// Routes rows, and one inactive row more.
 pub(super) fn route(
     device: &Device,
+    plan: Plan,
     shape: Shape,
     x: &[f32],
     w: &[f32],
     scales: Option<&[f32]>,
 ) -> Result<(Comparison, Vec<u32>, Vec<f32>)> {
     let rows = x.len() / shape.k;
-    let kernel = Router::with_plan(device, shape, policy::plan(device.caps(), rows))?;
+    let kernel = Router::with_plan(device, shape, plan)?;
     let mut arena = arena(device);
     let outputs = (rows + 1) * shape.per_token;
     let [chosen, weights] = [Output::new(&mut arena, outputs)?, Output::new(&mut arena, outputs)?];

@@ -89,7 +89,11 @@ impl Router {
             );
             return Err(Error::InvalidUse { what: "router".into(), reason });
         }
-        Ok(Self { shape, plan, pipeline: variant(plan, shape.renormalize, shape.scaled).pipeline(device)? })
+        Ok(Self {
+            shape,
+            plan,
+            pipeline: variant(plan, experts, shape.renormalize, shape.scaled).pipeline(device)?,
+        })
     }
 
     /// Scratch memory for this many rows: a counter per tile of rows, and the scores.
@@ -152,10 +156,12 @@ impl Router {
     }
 }
 
-fn variant(plan: Plan, renormalize: bool, scaled: bool) -> Variant {
-    let Plan { tier, threads, expert_tile, rows, subgroup } = plan;
+fn variant(plan: Plan, experts: usize, renormalize: bool, scaled: bool) -> Variant {
+    let Plan { tier, threads, expert_tile, rows, threads_per_partial, subgroup } = plan;
+    // Few different bounds, so that few pipelines serve all numbers of experts.
+    let max_experts = experts.next_power_of_two().max(32) as u32;
     let constants =
-        Constants { threads, expert_tile, rows, max_experts: MAX_EXPERTS as u32, renormalize, scaled };
+        Constants { threads, expert_tile, rows, max_experts, renormalize, scaled, threads_per_partial };
     let label = format!(
         "{threads} threads, {expert_tile} experts × {rows} rows{}{}",
         if renormalize { ", renormalised" } else { "" },
