@@ -2337,12 +2337,24 @@ pub mod router {
         pub per_token: u32,
         /// `float` in the shader.
         pub epsilon: f32,
+        /// `uint` in the shader.
+        pub plane_words: u32,
         /// Read by the shader.
         pub scales: gpu::Address,
+        /// Read by the shader.
+        pub block: gpu::Address,
+        /// Written by the shader.
+        pub stream: gpu::Address,
+        /// Read by the shader.
+        pub norm_weight: gpu::Address,
+        /// Written by the shader.
+        pub y: gpu::Address,
+        /// Written by the shader.
+        pub y_scales: gpu::Address,
     }
 
     impl gpu::PushConstants for Push {
-        const SIZE: u32 = 88;
+        const SIZE: u32 = 128;
 
         fn encode(&self, writer: &mut gpu::PushWriter) {
             writer.buffer(0, &self.x, gpu::Access::Read);
@@ -2357,7 +2369,13 @@ pub mod router {
             writer.word(64, self.experts);
             writer.word(68, self.per_token);
             writer.word(72, self.epsilon.to_bits());
+            writer.word(76, self.plane_words);
             writer.buffer(80, &self.scales, gpu::Access::Read);
+            writer.buffer(88, &self.block, gpu::Access::Read);
+            writer.buffer(96, &self.stream, gpu::Access::Write);
+            writer.buffer(104, &self.norm_weight, gpu::Access::Read);
+            writer.buffer(112, &self.y, gpu::Access::Write);
+            writer.buffer(120, &self.y_scales, gpu::Access::Write);
         }
     }
 
@@ -2378,6 +2396,10 @@ pub mod router {
         pub scaled: bool,
         /// `THREADS_PER_PARTIAL`: `uint`, constant 6.
         pub threads_per_partial: u32,
+        /// `BLOCK_PARTIALS`: `uint`, constant 7.
+        pub block_partials: u32,
+        /// `OUTPUT`: `uint`, constant 8.
+        pub output: u32,
     }
 
     impl Default for Constants {
@@ -2390,6 +2412,8 @@ pub mod router {
                 renormalize: true,
                 scaled: false,
                 threads_per_partial: 1,
+                block_partials: 0,
+                output: 0,
             }
         }
     }
@@ -2404,6 +2428,8 @@ pub mod router {
                 u32::from(self.renormalize),
                 u32::from(self.scaled),
                 self.threads_per_partial,
+                self.block_partials,
+                self.output,
             ]
         }
     }
@@ -2412,8 +2438,8 @@ pub mod router {
     pub static T0: gpu::Shader = gpu::Shader {
         name: "router.t0",
         spirv: include_bytes!("router.t0.spv"),
-        push_size: 88,
-        constant_ids: &[0, 1, 2, 3, 4, 5, 6],
+        push_size: 128,
+        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 
@@ -2421,8 +2447,8 @@ pub mod router {
     pub static T1: gpu::Shader = gpu::Shader {
         name: "router.t1",
         spirv: include_bytes!("router.t1.spv"),
-        push_size: 88,
-        constant_ids: &[0, 1, 2, 3, 4, 5, 6],
+        push_size: 128,
+        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 

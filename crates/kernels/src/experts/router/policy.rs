@@ -2,8 +2,8 @@
 
 use gpu::{Caps, Subgroup, Tier};
 
-use super::variant;
-use crate::variant::Variant;
+use super::{AddShape, Shape, variant};
+use crate::{Activations, variant::Variant};
 
 /// A variant of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,17 +62,33 @@ pub fn at_tier(caps: &Caps, rows: usize, tier: Tier) -> Plan {
     }
 }
 
-/// Experts of listed pipelines.
-const LISTED_EXPERTS: usize = 128;
+/// Maximum rows for which adding a block in the router pays: every workgroup of a row repeats it, which must be cheaper
+/// than a dispatch of its own.
+const MAX_ROWS_TO_ADD: usize = 64;
 
-/// All pipelines that the policy may request, for a common number of experts.
+/// Whether the router should add the block before it, and norm the sum, in steps of this many rows of `k` values.
+pub fn adds(caps: &Caps, k: usize, rows: usize) -> bool {
+    let is_gpu = caps.max_subgroup_size >= 32;
+    is_gpu && caps.tier() >= Some(Tier::T1) && k.is_multiple_of(crate::HALF_GROUP) && rows <= MAX_ROWS_TO_ADD
+}
+
+/// Qwen 3 30B-A3B.
+const LISTED_SHAPE: Shape =
+    Shape { k: 2048, experts: 128, per_token: 8, renormalize: true, scaled: false, epsilon: 1e-6, add: None };
+
+/// The pipelines that models request, for a common number of experts.
 pub fn variants(caps: &Caps) -> Vec<Variant> {
     let tiers = [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier));
     let rows = |tier| [1, SEVERAL_ROWS, MANY_ROWS].map(|rows| at_tier(caps, rows, tier));
     let mut plans: Vec<Plan> = tiers.flat_map(rows).collect();
     plans.dedup();
-    let choices = [(true, false), (false, false), (true, true)];
-    let of_plan =
-        |plan| choices.map(|(renormalize, scaled)| variant(plan, LISTED_EXPERTS, renormalize, scaled));
-    plans.into_iter().flat_map(of_plan).collect()
+    let add = |partials, output| Shape { add: Some(AddShape { partials, output }), ..LISTED_SHAPE };
+    // What the policy selects for steps that add: one row, and several.
+    let adding = [(1, add(1, Activations::Int16)), (SEVERAL_ROWS, add(4, Activations::F16))]
+        .map(|(rows, shape)| variant(plan(caps, rows), &shape));
+    let adding = adding.into_iter().filter(|_| adds(caps, LISTED_SHAPE.k, 1));
+    let choices =
+        [LISTED_SHAPE, Shape { renormalize: false, ..LISTED_SHAPE }, Shape { scaled: true, ..LISTED_SHAPE }];
+    let of_plan = |plan: Plan| choices.map(|shape| variant(plan, &shape));
+    plans.into_iter().flat_map(of_plan).chain(adding).collect()
 }

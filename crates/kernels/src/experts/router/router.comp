@@ -8,6 +8,9 @@
 // Every thread has its own part of K for all experts and rows of the tile, and loads it all at once: latency counts here,
 // not bandwidth.
 //
+// It may be x + block that is routed, where a block's output is yet to be added to the residual stream: some workgroups
+// also write the stream, not in place, since others still read it, and its norm.
+//
 // Experts are ordered by score, those with equal ones by index, so that the order is a permutation whatever the scores: a
 // NaN counts as the largest, and makes weights NaN.
 #include "common.glsl"
@@ -25,6 +28,10 @@ layout(constant_id = 4) const bool RENORMALIZE = true;
 layout(constant_id = 5) const bool SCALED = false;
 // Threads that add up their sums before these go through shared memory: no more than a subgroup has, 1 at T0.
 layout(constant_id = 6) const uint THREADS_PER_PARTIAL = 1;
+// Split-K partial sums of the block to add, consecutive within a row; 0 where there is none. From T1 on.
+layout(constant_id = 7) const uint BLOCK_PARTIALS = 0;
+// Format of the norm of the sum, as Activations (vectors.rs): f32, int16 or f16.
+layout(constant_id = 8) const uint OUTPUT = 0;
 
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Floats4 { vec4 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Floats { float data[]; };
@@ -33,6 +40,9 @@ layout(buffer_reference, scalar, buffer_reference_align = 4) coherent buffer Sco
 layout(buffer_reference, scalar, buffer_reference_align = 4) coherent buffer Counters { uint data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) writeonly buffer Chosen { uint data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) writeonly buffer Weights { float data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 16) writeonly buffer Output4 { vec4 data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 8) writeonly buffer Words2 { uvec2 data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 4) writeonly buffer Words { uint data[]; };
 
 layout(push_constant, scalar) uniform Push {
     Floats4 x;
@@ -48,9 +58,25 @@ layout(push_constant, scalar) uniform Push {
     uint experts;
     uint per_token;
     float epsilon;
+    // Words of the plane of high bytes of y, after which the low bytes start.
+    uint plane_words;
     // Per expert.
     Floats scales;
+    Floats4 block;
+    // x + block.
+    Output4 stream;
+    Floats4 norm_weight;
+    // The norm of x + block: f32, f16, or bytes of int16.
+    Output4 y;
+    Weights y_scales;
 } push;
+
+#include "int16.glsl"
+#include "f16.glsl"
+
+const uint QUAD = 128;
+const bool INT16 = OUTPUT == 2;
+const bool F16 = OUTPUT == 3;
 
 // Sums of a workgroup: the products, then the squares.
 const uint SUMS = ROWS * EXPERT_TILE + ROWS;
@@ -80,6 +106,23 @@ void write_choice(uint row, uint rank, uint expert, float weight) {
     push.weights.data[row * push.per_token + rank] = SCALED ? weight * push.scales.data[expert] : weight;
 }
 
+vec4 x_at(uint row, uint i) {
+    uint vec4s = push.k / 4;
+    vec4 x = push.x.data[row * vec4s + i];
+    if (BLOCK_PARTIALS > 0) {
+        vec4 block = vec4(0.0);
+        [[unroll]] for (uint partial = 0; partial < BLOCK_PARTIALS; partial++) {
+            block += push.block.data[(row * BLOCK_PARTIALS + partial) * vec4s + i];
+        }
+        x += block;
+    }
+    return x;
+}
+
+float inverse_rms(uint r) {
+    return inversesqrt(sums[ROWS * EXPERT_TILE + r] / float(push.k) + push.epsilon);
+}
+
 void compute_scores(uint first_row, uint thread) {
     uint vec4s = push.k / 4;
     uint first_expert = gl_WorkGroupID.x * EXPERT_TILE;
@@ -95,7 +138,7 @@ void compute_scores(uint first_row, uint thread) {
             w[e] = push.w.data[min(first_expert + e, push.experts - 1) * vec4s + i];
         }
         [[unroll]] for (uint r = 0; r < ROWS; r++) {
-            x[r] = push.x.data[min(first_row + r, push.rows - 1) * vec4s + i];
+            x[r] = x_at(min(first_row + r, push.rows - 1), i);
         }
         [[unroll]] for (uint r = 0; r < ROWS; r++) {
             [[unroll]] for (uint e = 0; e < EXPERT_TILE; e++) {
@@ -132,8 +175,7 @@ void compute_scores(uint first_row, uint thread) {
         uint r = n / EXPERT_TILE;
         uint expert = first_expert + n % EXPERT_TILE;
         if (first_row + r < push.rows && expert < push.experts) {
-            float factor = inversesqrt(sums[ROWS * EXPERT_TILE + r] / float(push.k) + push.epsilon);
-            push.scores.data[(first_row + r) * push.experts + expert] = sums[n] * factor;
+            push.scores.data[(first_row + r) * push.experts + expert] = sums[n] * inverse_rms(r);
         }
     }
 }
@@ -243,6 +285,50 @@ void choose(uint row, uint thread) {
 }
 #endif
 
+#if TIER >= 1
+// Writes x + block and its norm for a row of the tile.
+void write_row(uint row, float factor, uint thread) {
+    uint vec4s = push.k / 4;
+    uint quads = (push.k + QUAD - 1) / QUAD;
+    uint y_first = row * quads * (QUAD / 4);
+    // Whole subgroups, because of the shuffles.
+    for (uint first = 0; first < vec4s; first += THREADS) {
+        uint i = first + thread;
+        bool in_row = i < vec4s;
+        vec4 x = x_at(row, min(i, vec4s - 1));
+        vec4 normed = x * factor * push.norm_weight.data[min(i, vec4s - 1)];
+        if (in_row) {
+            push.stream.data[row * vec4s + i] = x;
+        }
+        if (INT16) {
+            uint largest = largest_magnitude(normed);
+            largest = max(largest, subgroupShuffleXor(largest, 1));
+            largest = max(largest, subgroupShuffleXor(largest, 2));
+            ivec4 q = int16_of(normed, int16_factor(largest));
+            if (in_row) {
+                Words bytes = Words(push.y);
+                bytes.data[y_first + i] = high_bytes(q);
+                bytes.data[push.plane_words + y_first + i] = low_bytes(q);
+                if (i % 4 == 0) {
+                    push.y_scales.data[row * quads * INT16_SCALES + int16_scale_at(i / 4)] = int16_scale(largest);
+                }
+            }
+        } else if (F16 && in_row) {
+            Words2(push.y).data[y_first + i] = f16_activations(normed);
+        } else if (in_row) {
+            push.y.data[y_first + i] = normed;
+        }
+    }
+    if (INT16) {
+        // The scales of the padding are zero, so that its bytes add nothing. They are fewer than the threads.
+        uint i = push.k / 16 + thread;
+        if (i < quads * INT16_SCALES) {
+            push.y_scales.data[row * quads * INT16_SCALES + int16_scale_at(i)] = 0.0;
+        }
+    }
+}
+#endif
+
 void choose_none(uint row, uint rank) {
     push.chosen.data[row * push.per_token + rank] = NO_EXPERT;
     push.weights.data[row * push.per_token + rank] = 0.0;
@@ -264,6 +350,16 @@ void main() {
         }
     }
     barrier();
+#if TIER >= 1
+    // After the arrival: whoever chooses need not wait for it.
+    if (BLOCK_PARTIALS > 0) {
+        for (uint r = gl_WorkGroupID.x; r < ROWS; r += gl_NumWorkGroups.x) {
+            if (first_row + r < active_rows) {
+                write_row(first_row + r, inverse_rms(r), thread);
+            }
+        }
+    }
+#endif
     if (!last_to_arrive) {
         return;
     }
