@@ -29,9 +29,9 @@ pub const RADEON_780M: Machine = Machine {
 /// Levels of a layer as recorded for one sequence on a GPU: QKV, attention, output, gate and up, down. A test
 /// compares it with a recorded program.
 const LEVELS_PER_LAYER: u32 = 5;
-/// With experts: norm, QKV, attention, output, norm, router, gate and up, down. The router reads the residual stream, so
-/// that products cannot compute the norms.
-const LEVELS_PER_LAYER_WITH_EXPERTS: u32 = 8;
+/// With experts: norm, QKV, attention, output, router, gate and up, down. The router computes the second norm; the first
+/// adds up the outputs of experts.
+const LEVELS_PER_LAYER_WITH_EXPERTS: u32 = 7;
 /// Levels outside of the layers: embedding, head, and the two of the sampler.
 const OTHER_LEVELS: u32 = 4;
 

@@ -50,6 +50,8 @@ pub(crate) struct Step<'a> {
     recorder: &'a mut Recorder,
     /// The norm that the next product computes as its prologue.
     pending_norm: Option<gemv::Norm>,
+    /// The weight of the norm that the next router computes, after adding the last block to the residual stream.
+    pending_router_norm: Option<View>,
     /// Whether the residual stream is in the second buffer.
     swapped: bool,
     /// Partial sums of the last block's output.
@@ -67,6 +69,7 @@ impl<'a> Step<'a> {
             batch,
             recorder,
             pending_norm: None,
+            pending_router_norm: None,
             swapped: false,
             partials: 1,
             weighted: false,
@@ -100,11 +103,19 @@ impl<'a> Step<'a> {
         self.recorder
     }
 
-    /// Continues after the layers before `layer`, which may be in another segment: the first layer adds one
-    /// block to the residual stream, the others two.
+    /// Continues after the layers before `layer`, which may be in another segment.
     pub fn resume_at(&mut self, layer: u32) {
         let StepBuffers { model, scratch, .. } = self.buffers;
-        self.swapped = layer > 0;
+        self.swapped = match scratch.own_norm {
+            // The first layer adds one block to the residual stream, the others two.
+            true => layer > 0,
+            // Only routers add to the other buffer.
+            false => {
+                let layers = (0..layer).map(|layer| model.config.layer(layer).feed_forward);
+                let routers = layers.filter(|block| matches!(block, FeedForward::Experts(_))).count();
+                scratch.second_residual.is_some() && !routers.is_multiple_of(2)
+            }
+        };
         if layer == 0 {
             return;
         }
@@ -126,8 +137,8 @@ impl<'a> Step<'a> {
         self.weighted.then(|| self.buffers.scratch.experts().weights.view())
     }
 
-    /// The residual stream and, where products compute their own norm, the buffer that the next one writes it
-    /// to.
+    /// The residual stream and, where products or routers compute their own norm, the buffer that the next one
+    /// writes it to.
     fn residual(&self) -> (View, Option<View>) {
         let scratch = self.buffers.scratch;
         match &scratch.second_residual {
@@ -155,8 +166,8 @@ impl<'a> Step<'a> {
     /// normed = norm(residual).
     pub fn norm(&mut self, layer: u32, role: Role) -> Result<()> {
         let StepBuffers { model, state, scratch, .. } = self.buffers;
-        if scratch.second_residual.is_some() {
-            let (residual, _) = self.residual();
+        let (residual, _) = self.residual();
+        if scratch.own_norm {
             let weight = model.norm(Some(layer), role)?;
             let epsilon = model.config.rms_norm_eps;
             self.pending_norm = Some(gemv::Norm { sublayer: None, residual, weight, epsilon });
@@ -172,7 +183,7 @@ impl<'a> Step<'a> {
             weighted: false,
         };
         let operands = norm::Operands {
-            x: scratch.residual.view(),
+            x: residual,
             partial_weights: None,
             post_weight: None,
             residual: None,
@@ -188,7 +199,14 @@ impl<'a> Step<'a> {
     /// residual += post(block); normed = norm(residual). `post` applies where the family has such norms.
     pub fn add_and_norm(&mut self, post: (u32, Role), norm: (u32, Role)) -> Result<()> {
         let StepBuffers { model, state, scratch, .. } = self.buffers;
-        if scratch.second_residual.is_some() {
+        let in_router = scratch.router_adds
+            && norm.1 == Role::FeedForwardNorm
+            && matches!(model.config.layer(norm.0).feed_forward, FeedForward::Experts(_));
+        if in_router {
+            self.pending_router_norm = Some(model.norm(Some(norm.0), norm.1)?);
+            return Ok(());
+        }
+        if scratch.own_norm {
             return self.norm_in_next_product(post, (Some(norm.0), norm.1));
         }
         let post_weight = self.post_norm(post)?;
@@ -205,7 +223,7 @@ impl<'a> Step<'a> {
             x: scratch.block.view(),
             partial_weights: self.partial_weights(),
             post_weight,
-            residual: Some(scratch.residual.view()),
+            residual: Some(self.residual().0),
             residual_scale: None,
             weight: model.norm(Some(norm.0), norm.1)?,
             active: state.active.clone(),
@@ -219,7 +237,7 @@ impl<'a> Step<'a> {
     pub fn add_and_norm_outputs(&mut self, post: (u32, Role), last: Role) -> Result<()> {
         let StepBuffers { model, state, scratch, outputs, .. } = self.buffers;
         let Some(outputs) = outputs else { return Ok(()) };
-        if scratch.second_residual.is_some() && outputs.normed.columns == 1 {
+        if scratch.own_norm && outputs.normed.columns == 1 {
             // The step has a single row.
             return self.norm_in_next_product(post, (None, last));
         }
@@ -237,7 +255,7 @@ impl<'a> Step<'a> {
             x: scratch.block.view(),
             partial_weights: self.partial_weights(),
             post_weight,
-            residual: Some(scratch.residual.view()),
+            residual: Some(self.residual().0),
             residual_scale: None,
             weight: model.norm(None, last)?,
             active: state.outputs.view(),

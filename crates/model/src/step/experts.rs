@@ -9,7 +9,7 @@ use kernels::{
     experts::{
         ExpertColumns, Groups,
         group::{Group, GroupBuffers},
-        router::{self, Router},
+        router::{self, AddShape, Router},
     },
     matmul::{
         coopmat::{self, Coopmat, policy::SplitK},
@@ -39,7 +39,7 @@ impl ExpertScratch {
     pub fn new(model: &Model, arena: &mut Arena, rows: usize) -> Result<Option<Self>> {
         let Some(experts) = model.experts() else { return Ok(None) };
         let pairs = rows * experts.per_token as usize;
-        let kernel = router(model, &experts, rows)?;
+        let kernel = router(model, &experts, rows, None)?;
         let intermediate = experts.intermediate as usize;
         let mut groups = BTreeMap::new();
         for layer in 0..model.config.layers {
@@ -81,7 +81,17 @@ impl ExpertScratch {
     }
 }
 
-fn router(model: &Model, experts: &Experts, rows: usize) -> Result<Router> {
+/// Whether the routers of a step of this many rows add the block before them to the residual stream, and norm it: one
+/// dispatch less per layer.
+pub(super) fn router_adds(model: &Model, rows: usize) -> bool {
+    model.experts().is_some()
+        && !model.config.architecture.family().post_norms
+        // Only for some numbers of rows, and with other rounding.
+        && !model.reproducible
+        && router::policy::adds(model.device.caps(), model.config.hidden as usize, rows)
+}
+
+fn router(model: &Model, experts: &Experts, rows: usize, add: Option<AddShape>) -> Result<Router> {
     let shape = router::Shape {
         k: model.config.hidden as usize,
         experts: experts.count as usize,
@@ -89,6 +99,7 @@ fn router(model: &Model, experts: &Experts, rows: usize) -> Result<Router> {
         renormalize: experts.renormalize,
         scaled: false,
         epsilon: model.config.rms_norm_eps,
+        add,
     };
     // The plans of few and of many rows add up in different orders.
     let rows = if model.reproducible { usize::MAX } else { rows };
@@ -189,21 +200,33 @@ fn group_widths(model: &Model, experts: &Experts, layer: u32, rows: usize) -> Re
 }
 
 impl<'a> Step<'a> {
-    /// Chooses the experts of every row from the residual stream, and groups their columns.
+    /// Chooses the experts of every row from the residual stream, and groups their columns. Adds the last block to the
+    /// stream and norms it first, where that is pending.
     pub fn route(&mut self, layer: u32, experts: &Experts) -> Result<()> {
         let StepBuffers { model, state, scratch, .. } = self.buffers;
         let buffers = scratch.experts();
         let w = model.router(layer)?;
+        let (x, other) = self.residual();
+        let add = self.pending_router_norm.take().map(|weight| router::Add {
+            block: scratch.block.view(),
+            stream: other.expect("a second residual stream where routers add to it"),
+            weight,
+            y: &scratch.normed,
+        });
+        let add_shape = add.as_ref().map(|add| AddShape { partials: self.partials, output: add.y.kind() });
+        self.swapped ^= add.is_some();
         let operands = router::Operands {
-            x: scratch.residual.view(),
+            x,
             w,
             scales: None,
             active: state.active.clone(),
             scratch: buffers.router.view(),
             chosen: buffers.chosen.view(),
             weights: buffers.weights.view(),
+            add,
         };
-        router(model, experts, scratch.rows)?.record(self.recorder, "router", scratch.rows, &operands)?;
+        let kernel = router(model, experts, scratch.rows, add_shape)?;
+        kernel.record(self.recorder, "router", scratch.rows, &operands)?;
         let pairs = scratch.rows * experts.per_token as usize;
         for width in group_widths(model, experts, layer, scratch.rows)? {
             let kernel = Group::new(&model.device, experts.count as usize, width)?;

@@ -68,8 +68,7 @@ const MAX_ROWS_TO_ADD: usize = 64;
 
 /// Whether the router should add the block before it, and norm the sum, in steps of this many rows of `k` values.
 pub fn adds(caps: &Caps, k: usize, rows: usize) -> bool {
-    let is_gpu = caps.max_subgroup_size >= 32;
-    is_gpu && caps.tier() >= Some(Tier::T1) && k.is_multiple_of(crate::HALF_GROUP) && rows <= MAX_ROWS_TO_ADD
+    caps.tier() >= Some(Tier::T1) && k.is_multiple_of(crate::HALF_GROUP) && rows <= MAX_ROWS_TO_ADD
 }
 
 /// Qwen 3 30B-A3B.
