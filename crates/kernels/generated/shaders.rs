@@ -1455,6 +1455,8 @@ pub mod gemv {
         pub pairs_per_x: u32,
         /// `RESIDUAL_SCALED`: `bool`, constant 15.
         pub residual_scaled: bool,
+        /// `PAIRS_PER_Y`: `uint`, constant 16.
+        pub pairs_per_y: u32,
     }
 
     impl Default for Constants {
@@ -1476,6 +1478,7 @@ pub mod gemv {
                 wide_subgroups: false,
                 pairs_per_x: 0,
                 residual_scaled: false,
+                pairs_per_y: 0,
             }
         }
     }
@@ -1499,6 +1502,7 @@ pub mod gemv {
                 u32::from(self.wide_subgroups),
                 self.pairs_per_x,
                 u32::from(self.residual_scaled),
+                self.pairs_per_y,
             ]
         }
     }
@@ -1508,7 +1512,7 @@ pub mod gemv {
         name: "gemv.t0",
         spirv: include_bytes!("gemv.t0.spv"),
         push_size: 128,
-        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15],
+        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 
@@ -1517,7 +1521,7 @@ pub mod gemv {
         name: "gemv.t1",
         spirv: include_bytes!("gemv.t1.spv"),
         push_size: 128,
-        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15],
+        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 
