@@ -29,9 +29,8 @@ pub const RADEON_780M: Machine = Machine {
 /// Levels of a layer as recorded for one sequence on a GPU: QKV, attention, output, gate and up, down. A test
 /// compares it with a recorded program.
 const LEVELS_PER_LAYER: u32 = 5;
-/// With experts: norm, QKV, attention, output, router, gate and up, down. The router computes the second norm; the first
-/// adds up the outputs of experts.
-const LEVELS_PER_LAYER_WITH_EXPERTS: u32 = 7;
+/// With experts: QKV, attention, output, router, gate and up, down.
+const LEVELS_PER_LAYER_WITH_EXPERTS: u32 = 6;
 /// Levels outside of the layers: embedding, head, and the two of the sampler.
 const OTHER_LEVELS: u32 = 4;
 
@@ -73,9 +72,7 @@ pub fn levels(config: &Config) -> u32 {
         FeedForward::Dense { .. } => LEVELS_PER_LAYER,
         FeedForward::Experts(_) => LEVELS_PER_LAYER_WITH_EXPERTS,
     };
-    // Without experts the head computes the last norm, too.
-    let last_norm = u32::from(config.dense_intermediate().is_none());
-    config.layer_specs().map(layer).sum::<u32>() + last_norm + OTHER_LEVELS
+    config.layer_specs().map(layer).sum::<u32>() + OTHER_LEVELS
 }
 
 #[cfg(test)]

@@ -123,6 +123,7 @@ impl<'a> Step<'a> {
             FeedForward::Dense { .. } => {
                 self.set_partials(partial_sums(model, scratch.rows, MatrixId::Down(layer - 1)), false);
             }
+            FeedForward::Experts(_) if scratch.sums_experts => self.set_partials(1, false),
             FeedForward::Experts(experts) => self.set_partials(experts.per_token, true),
         }
     }

@@ -23,6 +23,9 @@ use weights::blueprint::MatrixId;
 use super::{Step, StepBuffers};
 use crate::{Model, Result, loaded::epilogue};
 
+/// The name of down products in profiles.
+const DOWN: &str = "experts' down";
+
 /// Buffers of a step's experts: one column per pair of a row and one of its experts.
 pub(crate) struct ExpertScratch {
     /// Scores of the router, and counters that are zero between steps.
@@ -107,6 +110,27 @@ fn router(model: &Model, experts: &Experts, rows: usize, add: Option<AddShape>) 
     Ok(Router::with_plan(&model.device, shape, plan)?)
 }
 
+/// Whether the down products of a step of this many rows add up the experts of a row; otherwise the norm after them does.
+pub(crate) fn sums_experts(model: &Model, rows: usize) -> bool {
+    let Some(experts) = model.experts() else { return false };
+    let layers = 0..model.config.layers;
+    let mut matrices = layers.flat_map(|layer| model.weights.by_id(MatrixId::ExpertDown(layer)));
+    matrices.all(|matrix| summed_down(model, &experts, matrix, rows).is_some())
+}
+
+/// The shape and plan of a down product that adds up experts.
+fn summed_down(
+    model: &Model,
+    experts: &Experts,
+    matrix: &Matrix,
+    rows: usize,
+) -> Option<(gemv::policy::Shape, gemv::policy::Plan)> {
+    let (weights, activations) = (expert_layout(matrix, experts), model.activations(rows));
+    let shape = gemv::policy::Shape::plain(weights, 1, activations);
+    let plan = gemv::policy::summed_experts_plan(model.device.caps(), &shape, experts.per_token as usize)?;
+    (rows <= gemv::MAX_COLUMNS && !model.reproducible).then_some((shape, plan))
+}
+
 /// A product over experts.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ExpertProduct {
@@ -178,7 +202,7 @@ fn method(
     }
     let shape =
         gemv::policy::Shape { epilogue, output, ..gemv::policy::Shape::plain(weights, 1, activations) };
-    let plan = gemv::policy::plan(caps, &shape);
+    let plan = gemv::policy::expert_plan(caps, &shape, pairs);
     let few = rows <= gemv::MAX_COLUMNS && !model.reproducible;
     if few && plan.lanes.is_none() {
         return Ok(Method::Gemv(shape, plan));
@@ -236,14 +260,25 @@ impl<'a> Step<'a> {
         Ok(())
     }
 
-    /// block = down · (activation(gate · normed) · (up · normed)) of every pair of a row and one of its experts. The next
-    /// norm adds them up with their weights.
+    /// block = down · (activation(gate · normed) · (up · normed)) of every pair of a row and one of its experts. Either
+    /// the down product or the next norm adds them up with their weights.
     pub fn expert_products(&mut self, layer: u32, experts: &Experts) -> Result<()> {
         let StepBuffers { model, scratch, .. } = self.buffers;
         let buffers = scratch.experts();
         let gated = Target::vectors(&buffers.gated)?;
         self.expert_product(layer, experts, ExpertProduct::GateUp, &scratch.normed, &gated)?;
         let block = Target::contiguous(&scratch.block, model.config.hidden as usize);
+        let matrix = model.single_matrix(ExpertProduct::Down.matrix(layer))?;
+        if scratch.sums_experts
+            && let Some((shape, plan)) = summed_down(model, experts, matrix, scratch.rows)
+        {
+            let (count, per_token) = (experts.count as usize, experts.per_token as usize);
+            let kernel = Gemv::for_summed_experts(&model.device, shape, plan, count, per_token)?;
+            let (x, chosen, weights) = (&buffers.gated, buffers.chosen.view(), buffers.weights.view());
+            kernel.record_summed_experts(self.recorder, DOWN, matrix, x, &block, &chosen, &weights)?;
+            self.set_partials(1, false);
+            return Ok(());
+        }
         self.expert_product(layer, experts, ExpertProduct::Down, &buffers.gated, &block)?;
         self.set_partials(experts.per_token, true);
         Ok(())
@@ -260,7 +295,7 @@ impl<'a> Step<'a> {
         let StepBuffers { model, scratch, .. } = self.buffers;
         let (device, buffers) = (&model.device, scratch.experts());
         let matrix = model.single_matrix(product.matrix(layer))?;
-        let name = if product == ExpertProduct::GateUp { "experts' gate and up" } else { "experts' down" };
+        let name = if product == ExpertProduct::GateUp { "experts' gate and up" } else { DOWN };
         let columns = product.columns(experts);
         let pairs = scratch.rows * experts.per_token as usize;
         let method = method(model, experts, product, expert_layout(matrix, experts), scratch.rows)?;

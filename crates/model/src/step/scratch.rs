@@ -23,6 +23,8 @@ pub(crate) struct Scratch {
     pub own_norm: bool,
     /// Whether routers add the block before them to the residual stream, and norm it.
     pub router_adds: bool,
+    /// Whether down products over experts add up those of a row.
+    pub sums_experts: bool,
     pub normed: Vectors,
     pub qkv: Buffer,
     pub q: Buffer,
@@ -102,6 +104,7 @@ impl Scratch {
             rows,
             own_norm,
             router_adds,
+            sums_experts: super::experts::sums_experts(model, rows),
             residual: arena.buffer("residual stream", floats(config.hidden))?,
             second_residual: match own_norm || router_adds {
                 false => None,

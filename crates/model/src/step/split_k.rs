@@ -10,6 +10,7 @@ use kernels::{
 };
 use weights::blueprint::MatrixId;
 
+use super::experts::{router_adds, sums_experts};
 use crate::{Model, Result, loaded::epilogue};
 
 /// Split-K of a cooperative-matrix product whose consumer can add up partial sums. The same for any number of
@@ -87,8 +88,8 @@ pub(super) fn coopmat_shape(matrix: &Matrix, columns: usize, epilogue: Epilogue)
 pub(super) fn computes_own_norm(model: &Model, rows: usize) -> bool {
     let hidden = model.config.hidden as usize;
     rows == 1
-        // The router reads the residual stream, which would be written too late.
-        && model.experts().is_none()
+        // A router reads the residual stream, which would be written too late, and a product adds no experts up.
+        && (model.experts().is_none() || router_adds(model, rows) && sums_experts(model, rows))
         && !model.reproducible
         && model.activations(rows) == Activations::Int16
         && gemv::policy::has_prologue(model.device.caps(), hidden)
