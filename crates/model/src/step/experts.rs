@@ -32,6 +32,8 @@ pub(crate) struct ExpertScratch {
     router: Buffer,
     chosen: Buffer,
     pub weights: Buffer,
+    /// The normed rows, where products over experts take another format than the others.
+    normed: Option<Vectors>,
     gated: Vectors,
     /// By width: layers may have different schemes, and their products tiles of different widths.
     groups: BTreeMap<usize, GroupBuffers>,
@@ -52,17 +54,17 @@ impl ExpertScratch {
                 }
             }
         }
+        let activations = activations(model, rows);
+        let hidden = model.config.hidden as usize;
         let scratch = Self {
+            normed: match activations == model.activations(rows) {
+                true => None,
+                false => Some(Vectors::new(arena, "normed rows for experts", activations, hidden, rows)?),
+            },
             router: arena.buffer("scores of experts", kernel.scratch_bytes(rows))?,
             chosen: arena.buffer("chosen experts", pairs as u64 * 4)?,
             weights: arena.buffer("weights of experts", pairs as u64 * 4)?,
-            gated: Vectors::new(
-                arena,
-                "gated rows of experts",
-                model.activations(rows),
-                intermediate,
-                pairs,
-            )?,
+            gated: Vectors::new(arena, "gated rows of experts", activations, intermediate, pairs)?,
             groups,
         };
         Ok(Some(scratch))
@@ -80,6 +82,9 @@ impl ExpertScratch {
     /// Buffers that must be zero before the first step.
     pub fn record_clear(&self, recorder: &mut gpu::Recorder) -> Result<()> {
         recorder.fill("clear", &self.router, 0)?;
+        if let Some(normed) = &self.normed {
+            normed.record_clear(recorder, "clear")?;
+        }
         Ok(self.gated.record_clear(recorder, "clear")?)
     }
 }
@@ -92,6 +97,12 @@ pub(super) fn router_adds(model: &Model, rows: usize) -> bool {
         // Only for some numbers of rows, and with other rounding.
         && !model.reproducible
         && router::policy::adds(model.device.caps(), model.config.hidden as usize, rows)
+}
+
+/// Activations of products over experts in a step of this many rows: a router that writes the normed rows can write
+/// another format than the other products take.
+fn activations(model: &Model, rows: usize) -> Activations {
+    if router_adds(model, rows) { model.expert_activations(rows) } else { model.activations(rows) }
 }
 
 fn router(model: &Model, experts: &Experts, rows: usize, add: Option<AddShape>) -> Result<Router> {
@@ -125,7 +136,7 @@ fn summed_down(
     matrix: &Matrix,
     rows: usize,
 ) -> Option<(gemv::policy::Shape, gemv::policy::Plan)> {
-    let (weights, activations) = (expert_layout(matrix, experts), model.activations(rows));
+    let (weights, activations) = (expert_layout(matrix, experts), activations(model, rows));
     let shape = gemv::policy::Shape::plain(weights, 1, activations);
     let plan = gemv::policy::summed_experts_plan(model.device.caps(), &shape, experts.per_token as usize)?;
     (rows <= gemv::MAX_COLUMNS && !model.reproducible).then_some((shape, plan))
@@ -188,7 +199,7 @@ fn method(
     rows: usize,
 ) -> Result<Method> {
     let caps = model.device.caps();
-    let activations = model.activations(rows);
+    let activations = activations(model, rows);
     let epilogue = product.epilogue(experts);
     let output = if epilogue == Epilogue::None { Activations::F32 } else { activations };
     // About as many columns as an expert gets: routers spread rows unevenly.
@@ -235,7 +246,7 @@ impl<'a> Step<'a> {
             block: scratch.block.view(),
             stream: other.expect("a second residual stream where routers add to it"),
             weight,
-            y: &scratch.normed,
+            y: buffers.normed.as_ref().unwrap_or(&scratch.normed),
         });
         let add_shape = add.as_ref().map(|add| AddShape { partials: self.partials, output: add.y.kind() });
         self.swapped ^= add.is_some();
@@ -266,7 +277,8 @@ impl<'a> Step<'a> {
         let StepBuffers { model, scratch, .. } = self.buffers;
         let buffers = scratch.experts();
         let gated = Target::vectors(&buffers.gated)?;
-        self.expert_product(layer, experts, ExpertProduct::GateUp, &scratch.normed, &gated)?;
+        let normed = buffers.normed.as_ref().unwrap_or(&scratch.normed);
+        self.expert_product(layer, experts, ExpertProduct::GateUp, normed, &gated)?;
         let block = Target::contiguous(&scratch.block, model.config.hidden as usize);
         let matrix = model.single_matrix(ExpertProduct::Down.matrix(layer))?;
         if scratch.sums_experts
