@@ -617,19 +617,27 @@ pub mod combine {
         pub values_per_thread: u32,
         /// `DENSE_PARTIALS`: `uint`, constant 2.
         pub dense_partials: u32,
-        /// `EXPERTS_PER_TOKEN`: `uint`, constant 3.
-        pub experts_per_token: u32,
+        /// `EXPERT_PARTIALS`: `uint`, constant 3.
+        pub expert_partials: u32,
+        /// `WEIGHTED`: `bool`, constant 4.
+        pub weighted: bool,
     }
 
     impl Default for Constants {
         fn default() -> Self {
-            Self { threads: 256, values_per_thread: 1, dense_partials: 1, experts_per_token: 1 }
+            Self { threads: 256, values_per_thread: 1, dense_partials: 1, expert_partials: 1, weighted: true }
         }
     }
 
     impl gpu::SpecConstants for Constants {
         fn values(&self) -> Vec<u32> {
-            vec![self.threads, self.values_per_thread, self.dense_partials, self.experts_per_token]
+            vec![
+                self.threads,
+                self.values_per_thread,
+                self.dense_partials,
+                self.expert_partials,
+                u32::from(self.weighted),
+            ]
         }
     }
 
@@ -638,7 +646,7 @@ pub mod combine {
         name: "combine.t0",
         spirv: include_bytes!("combine.t0.spv"),
         push_size: 64,
-        constant_ids: &[0, 1, 2, 3],
+        constant_ids: &[0, 1, 2, 3, 4],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 
@@ -647,7 +655,7 @@ pub mod combine {
         name: "combine.t1",
         spirv: include_bytes!("combine.t1.spv"),
         push_size: 64,
-        constant_ids: &[0, 1, 2, 3],
+        constant_ids: &[0, 1, 2, 3, 4],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 
@@ -1563,6 +1571,8 @@ pub mod gemv {
         pub pairs_per_x: u32,
         /// `RESIDUAL_SCALED`: `bool`, constant 15.
         pub residual_scaled: bool,
+        /// `PAIRS_PER_Y`: `uint`, constant 16.
+        pub pairs_per_y: u32,
     }
 
     impl Default for Constants {
@@ -1584,6 +1594,7 @@ pub mod gemv {
                 wide_subgroups: false,
                 pairs_per_x: 0,
                 residual_scaled: false,
+                pairs_per_y: 0,
             }
         }
     }
@@ -1607,6 +1618,7 @@ pub mod gemv {
                 u32::from(self.wide_subgroups),
                 self.pairs_per_x,
                 u32::from(self.residual_scaled),
+                self.pairs_per_y,
             ]
         }
     }
@@ -1616,7 +1628,7 @@ pub mod gemv {
         name: "gemv.t0",
         spirv: include_bytes!("gemv.t0.spv"),
         push_size: 128,
-        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15],
+        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 
@@ -1625,7 +1637,7 @@ pub mod gemv {
         name: "gemv.t1",
         spirv: include_bytes!("gemv.t1.spv"),
         push_size: 128,
-        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15],
+        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 
@@ -2632,12 +2644,24 @@ pub mod router {
         pub per_token: u32,
         /// `float` in the shader.
         pub epsilon: f32,
+        /// `uint` in the shader.
+        pub plane_words: u32,
         /// Read by the shader.
         pub scales: gpu::Address,
+        /// Read by the shader.
+        pub block: gpu::Address,
+        /// Written by the shader.
+        pub stream: gpu::Address,
+        /// Read by the shader.
+        pub norm_weight: gpu::Address,
+        /// Written by the shader.
+        pub y: gpu::Address,
+        /// Written by the shader.
+        pub y_scales: gpu::Address,
     }
 
     impl gpu::PushConstants for Push {
-        const SIZE: u32 = 88;
+        const SIZE: u32 = 128;
 
         fn encode(&self, writer: &mut gpu::PushWriter) {
             writer.buffer(0, &self.x, gpu::Access::Read);
@@ -2652,7 +2676,13 @@ pub mod router {
             writer.word(64, self.experts);
             writer.word(68, self.per_token);
             writer.word(72, self.epsilon.to_bits());
+            writer.word(76, self.plane_words);
             writer.buffer(80, &self.scales, gpu::Access::Read);
+            writer.buffer(88, &self.block, gpu::Access::Read);
+            writer.buffer(96, &self.stream, gpu::Access::Write);
+            writer.buffer(104, &self.norm_weight, gpu::Access::Read);
+            writer.buffer(112, &self.y, gpu::Access::Write);
+            writer.buffer(120, &self.y_scales, gpu::Access::Write);
         }
     }
 
@@ -2671,11 +2701,27 @@ pub mod router {
         pub renormalize: bool,
         /// `SCALED`: `bool`, constant 5.
         pub scaled: bool,
+        /// `THREADS_PER_PARTIAL`: `uint`, constant 6.
+        pub threads_per_partial: u32,
+        /// `BLOCK_PARTIALS`: `uint`, constant 7.
+        pub block_partials: u32,
+        /// `OUTPUT`: `uint`, constant 8.
+        pub output: u32,
     }
 
     impl Default for Constants {
         fn default() -> Self {
-            Self { threads: 256, expert_tile: 4, rows: 1, max_experts: 512, renormalize: true, scaled: false }
+            Self {
+                threads: 256,
+                expert_tile: 4,
+                rows: 1,
+                max_experts: 512,
+                renormalize: true,
+                scaled: false,
+                threads_per_partial: 1,
+                block_partials: 0,
+                output: 0,
+            }
         }
     }
 
@@ -2688,6 +2734,9 @@ pub mod router {
                 self.max_experts,
                 u32::from(self.renormalize),
                 u32::from(self.scaled),
+                self.threads_per_partial,
+                self.block_partials,
+                self.output,
             ]
         }
     }
@@ -2696,13 +2745,22 @@ pub mod router {
     pub static T0: gpu::Shader = gpu::Shader {
         name: "router.t0",
         spirv: include_bytes!("router.t0.spv"),
-        push_size: 88,
-        constant_ids: &[0, 1, 2, 3, 4, 5],
+        push_size: 128,
+        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8],
+        local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
+    };
+
+    /// `router.comp` at tier T1.
+    pub static T1: gpu::Shader = gpu::Shader {
+        name: "router.t1",
+        spirv: include_bytes!("router.t1.spv"),
+        push_size: 128,
+        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 
     /// All tiers of `router.comp`, lowest first.
-    pub static TIERS: &[(u32, &gpu::Shader)] = &[(0, &T0)];
+    pub static TIERS: &[(u32, &gpu::Shader)] = &[(0, &T0), (1, &T1)];
 }
 
 /// Generated from `src/sample/sample_blocks.comp`.

@@ -65,7 +65,13 @@ pub(crate) fn layers(step: &mut Step<'_>, layers: Range<u32>) -> Result<()> {
             Mixer::Attention(attention) => attention::block(step, layer, &attention)?,
         }
         let feed_forward_norm = step.norm_weight(Some(layer), Role::FeedForwardNorm)?;
-        step.add_and_norm(BlockEnd::inside(layer, Role::PostAttentionNorm), feed_forward_norm)?;
+        let end = BlockEnd::inside(layer, Role::PostAttentionNorm);
+        match feed_forward {
+            FeedForward::Experts(_) => step.add_and_norm_for_router(end, feed_forward_norm)?,
+            FeedForward::Dense(_) | FeedForward::DenseAndExperts(..) => {
+                step.add_and_norm(end, feed_forward_norm)?
+            }
+        }
         match feed_forward {
             FeedForward::Dense(dense) => feed_forward::dense(step, layer, &dense)?,
             FeedForward::Experts(experts) => feed_forward::experts(step, layer, &experts)?,

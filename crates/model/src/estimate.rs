@@ -29,9 +29,8 @@ pub const RADEON_780M: Machine = Machine {
 /// Levels of a layer as recorded for one sequence on a GPU: QKV, attention, output, gate and up, down. A test
 /// compares it with a recorded program.
 const LEVELS_PER_LAYER: u32 = 5;
-/// With experts: norm, QKV, attention, output, norm, router, gate and up, down. The router reads the residual stream, so
-/// that products cannot compute the norms.
-const LEVELS_PER_LAYER_WITH_EXPERTS: u32 = 8;
+/// With experts: QKV, attention, output, router, gate and up, down.
+const LEVELS_PER_LAYER_WITH_EXPERTS: u32 = 6;
 /// With a dense block beside the experts: norm, QKV, attention, output, norm; gate and up, beside the experts' norm and the
 /// router; down beside the experts' gate and up; the experts' down; the sum of both.
 const LEVELS_PER_LAYER_WITH_BOTH: u32 = 9;
@@ -82,10 +81,10 @@ pub fn levels(config: &Config) -> u32 {
         FeedForward::Experts(_) => LEVELS_PER_LAYER_WITH_EXPERTS,
         FeedForward::DenseAndExperts(..) => LEVELS_PER_LAYER_WITH_BOTH,
     };
-    let has_experts = config.layer_specs().any(|layer| layer.feed_forward.experts().is_some());
+    let has_both = |layer: LayerSpec| matches!(layer.feed_forward, FeedForward::DenseAndExperts(..));
     let per_layer = config.per_layer_width.map_or(0, |_| LEVELS_OF_EMBEDDINGS);
     // Otherwise the head computes the last norm, too.
-    let last_norm = u32::from(has_experts || config.per_layer_width.is_some());
+    let last_norm = u32::from(config.per_layer_width.is_some() || config.layer_specs().any(has_both));
     let softcap = u32::from(config.logit_softcap.is_some());
     config.layer_specs().map(layer).sum::<u32>() + per_layer + last_norm + softcap + OTHER_LEVELS
 }

@@ -65,6 +65,10 @@ const MIN_GPU_SUBGROUP: u32 = 32;
 /// measured on an H200.
 const COOPMAT_MIN_ROWS: usize = 3;
 
+/// Maximum rows whose pairs are not grouped by expert. Of four rows with 8 of 128 experts each, 29 of 32 pairs have an
+/// expert of their own.
+const MAX_ROWS_WITHOUT_GROUPS: usize = 4;
+
 /// Timeout of uploading some hundred KB; Mesa's CPU driver is slow.
 const UPLOAD_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -250,6 +254,16 @@ impl Model {
             _ => rows <= gemv::MAX_COLUMNS,
         };
         if few { self.few_rows } else { self.many_rows }
+    }
+
+    /// Activations of products over experts, where they need not be those of the step's other products: with a few rows
+    /// nearly every pair has an expert of its own, and products that read the weights for each pair lose nothing.
+    pub(crate) fn expert_activations(&self, rows: usize) -> Activations {
+        let few = rows <= MAX_ROWS_WITHOUT_GROUPS && !self.reproducible;
+        match self.few_rows {
+            Activations::Int16 if few => Activations::Int16,
+            _ => self.activations(rows),
+        }
     }
 
     /// The distinct attention specs of the layers.

@@ -93,6 +93,8 @@ pub(crate) struct Step<'a> {
     recorder: &'a mut Recorder,
     /// The norm that the next product computes as its prologue.
     pending_norm: Option<gemv::Norm>,
+    /// The weight of the norm that the next router computes, after adding the last block to the residual stream.
+    pending_router_norm: Option<View>,
     /// Whether the residual stream is in the second buffer.
     swapped: bool,
     /// The output of the last block.
@@ -108,6 +110,7 @@ impl<'a> Step<'a> {
             batch,
             recorder,
             pending_norm: None,
+            pending_router_norm: None,
             swapped: false,
             block: BlockOutput::partial_sums(1),
             products: None,
@@ -140,11 +143,19 @@ impl<'a> Step<'a> {
         self.recorder
     }
 
-    /// Continues after the layers before `layer`, which may be in another segment: the first layer adds one
-    /// block to the residual stream, the others two.
+    /// Continues after the layers before `layer`, which may be in another segment.
     pub fn resume_at(&mut self, layer: u32) {
         let StepBuffers { model, scratch, .. } = self.buffers;
-        self.swapped = layer > 0;
+        self.swapped = match scratch.own_norm {
+            // The first layer adds one block to the residual stream, the others two.
+            true => layer > 0,
+            // Only routers add to the other buffer.
+            false => {
+                let layers = (0..layer).map(|layer| model.config.layer(layer).feed_forward);
+                let routers = layers.filter(|block| matches!(block, FeedForward::Experts(_))).count();
+                scratch.second_residual.is_some() && !routers.is_multiple_of(2)
+            }
+        };
         if layer == 0 {
             return;
         }
@@ -153,6 +164,7 @@ impl<'a> Step<'a> {
         self.block = match feed_forward {
             _ if per_layer_width.is_some() => sums(MatrixId::PerLayerOutput(layer - 1)),
             FeedForward::Dense(_) => sums(MatrixId::Down(layer - 1)),
+            FeedForward::Experts(_) if scratch.sums_experts => BlockOutput::partial_sums(1),
             FeedForward::Experts(experts) => BlockOutput::experts(&experts),
             FeedForward::DenseAndExperts(..) => BlockOutput::COMBINED,
         };
@@ -173,8 +185,8 @@ impl<'a> Step<'a> {
         (self.block.source == BlockSource::Experts).then(|| scratch.experts().weights.view())
     }
 
-    /// The residual stream and, where products compute their own norm, the buffer that the next one writes it
-    /// to.
+    /// The residual stream and, where products or routers compute their own norm, the buffer that the next one
+    /// writes it to.
     fn residual(&self) -> (View, Option<View>) {
         let scratch = self.buffers.scratch;
         match &scratch.second_residual {
@@ -212,7 +224,7 @@ impl<'a> Step<'a> {
     /// normed = norm(residual).
     pub fn norm(&mut self, weight: View) -> Result<()> {
         let StepBuffers { model, scratch, .. } = self.buffers;
-        if scratch.second_residual.is_some() {
+        if scratch.own_norm {
             let (residual, _) = self.residual();
             let epsilon = model.config.rms_norm_eps;
             self.pending_norm = Some(gemv::Norm { sublayer: None, residual, weight, epsilon });
@@ -234,7 +246,7 @@ impl<'a> Step<'a> {
             weighted: false,
         };
         let operands = norm::Operands {
-            x: scratch.residual.view(),
+            x: self.residual().0,
             partial_weights: None,
             post_weight: None,
             residual: None,
@@ -251,18 +263,27 @@ impl<'a> Step<'a> {
     /// them.
     pub fn add_and_norm(&mut self, end: BlockEnd, weight: View) -> Result<()> {
         let StepBuffers { state, scratch, .. } = self.buffers;
-        if scratch.second_residual.is_some() {
+        if scratch.own_norm {
             return self.norm_in_next_product(end, weight);
         }
         let rows = NormedRows { active: state.active.clone(), rows: None, y: &scratch.normed };
         self.add_and_norm_rows(end, weight, rows)
     }
 
+    /// The same before a router, which may do it itself.
+    pub fn add_and_norm_for_router(&mut self, end: BlockEnd, weight: View) -> Result<()> {
+        if self.buffers.scratch.router_adds {
+            self.pending_router_norm = Some(weight);
+            return Ok(());
+        }
+        self.add_and_norm(end, weight)
+    }
+
     /// The same with the model's final norm, for the output rows only.
     pub fn add_and_norm_outputs(&mut self, end: BlockEnd, weight: View) -> Result<()> {
         let StepBuffers { state, scratch, outputs, .. } = self.buffers;
         let Some(outputs) = outputs else { return Ok(()) };
-        if scratch.second_residual.is_some() && outputs.normed.columns == 1 {
+        if scratch.own_norm && outputs.normed.columns == 1 {
             // The step has a single row.
             return self.norm_in_next_product(end, weight);
         }
@@ -287,7 +308,7 @@ impl<'a> Step<'a> {
             x: self.block_view(),
             partial_weights: self.partial_weights(),
             post_weight,
-            residual: Some(self.buffers.scratch.residual.view()),
+            residual: Some(self.residual().0),
             residual_scale,
             weight,
             active,

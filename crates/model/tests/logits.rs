@@ -260,6 +260,24 @@ fn f16_activations_change_logits_little() {
 }
 
 #[test]
+fn experts_of_few_rows_take_int16_beside_f16() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let fixture = Fixture::open("qwen3moe_gguf_q8_0");
+    let plain = load(&device, &fixture.path);
+    let model = load_alone(&device, &fixture.path).with_few_rows(Activations::Int16);
+    let model = Arc::new(model.with_one_dispatch(true).with_emulated_matrix_units());
+    // Buckets of four rows, without groups, and of eight, with groups.
+    for chunk in [3, 4, 5] {
+        let expected = all_logits(&plain, &fixture.ids, chunk, KvScheme::F32);
+        let rows = all_logits(&model, &fixture.ids, chunk, KvScheme::F32);
+        let each = rows.iter().zip(&expected).map(|(row, expected)| difference(row, expected));
+        let worst = each.fold(0.0, f32::max) / fixture.largest();
+        println!("chunks of {chunk}: {worst:.1e} of the largest logit");
+        assert!((1e-5..5e-3).contains(&worst), "chunks of {chunk}: {worst}");
+    }
+}
+
+#[test]
 fn reproducible_logits_are_batch_invariant() {
     let Some(device) = testkit::cpu_device() else { return };
     for (name, kv) in common::REPRODUCIBLE {

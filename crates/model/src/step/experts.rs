@@ -10,7 +10,7 @@ use kernels::{
         ExpertColumns, Groups, NO_EXPERT,
         combine::{self, Combine},
         group::{Group, GroupBuffers},
-        router::{self, Router},
+        router::{self, AddShape, Router},
     },
     matmul::{
         coopmat::{self, Coopmat, policy::SplitK},
@@ -24,12 +24,17 @@ use weights::blueprint::MatrixId;
 use super::{BlockOutput, Step, StepBuffers};
 use crate::{Model, Result, loaded::epilogue, state::TIMEOUT};
 
+/// The name of down products in profiles.
+const DOWN: &str = "experts' down";
+
 /// Buffers of a step's experts: one column per pair of a row and one of its experts.
 pub(crate) struct ExpertScratch {
     /// Scores of the router, and counters that are zero between steps.
     router: Buffer,
     chosen: Buffer,
     pub weights: Buffer,
+    /// The normed rows, where they are not those of other products, or in another format.
+    normed: Option<Vectors>,
     gated: Vectors,
     /// By width: layers may have different schemes, and their products tiles of different widths.
     groups: BTreeMap<usize, GroupBuffers>,
@@ -38,7 +43,6 @@ pub(crate) struct ExpertScratch {
 
 /// What experts need for themselves where a dense block runs beside them.
 pub(crate) struct BesideDense {
-    normed: Vectors,
     /// f32, `[row][expert][hidden]`.
     block: Buffer,
     /// f32, `[row][hidden]`: the sum of both.
@@ -48,13 +52,11 @@ pub(crate) struct BesideDense {
 impl BesideDense {
     /// For models with such layers.
     fn new(model: &Model, arena: &mut Arena, pairs: usize, rows: usize) -> Result<Option<Self>> {
-        let is_beside = |feed_forward| matches!(feed_forward, FeedForward::DenseAndExperts(..));
-        if !model.config.layer_specs().any(|layer| is_beside(layer.feed_forward)) {
+        if !is_beside_dense(model) {
             return Ok(None);
         }
         let hidden = model.config.hidden as usize;
         let beside_dense = Self {
-            normed: Vectors::new(arena, "normed rows of experts", model.activations(rows), hidden, rows)?,
             block: arena.buffer("experts' output", (pairs * hidden * 4) as u64)?,
             combined: arena.buffer("a block's output", (rows * hidden * 4) as u64)?,
         };
@@ -67,7 +69,7 @@ impl ExpertScratch {
     pub fn new(model: &Model, arena: &mut Arena, rows: usize) -> Result<Option<Self>> {
         let Some(experts) = model.experts() else { return Ok(None) };
         let pairs = rows * experts.per_token as usize;
-        let kernel = router(model, &experts, rows)?;
+        let kernel = router(model, &experts, rows, None)?;
         let intermediate = experts.intermediate as usize;
         let mut groups = BTreeMap::new();
         for layer in 0..model.config.layers {
@@ -77,19 +79,20 @@ impl ExpertScratch {
                 }
             }
         }
+        let activations = activations(model, rows);
+        let hidden = model.config.hidden as usize;
+        let beside_dense = BesideDense::new(model, arena, pairs, rows)?;
         let scratch = Self {
+            normed: match activations == model.activations(rows) && beside_dense.is_none() {
+                true => None,
+                false => Some(Vectors::new(arena, "normed rows for experts", activations, hidden, rows)?),
+            },
             router: arena.buffer("scores of experts", kernel.scratch_bytes(rows))?,
             chosen: arena.buffer("chosen experts", pairs as u64 * 4)?,
             weights: arena.buffer("weights of experts", pairs as u64 * 4)?,
-            gated: Vectors::new(
-                arena,
-                "gated rows of experts",
-                model.activations(rows),
-                intermediate,
-                pairs,
-            )?,
+            gated: Vectors::new(arena, "gated rows of experts", activations, intermediate, pairs)?,
             groups,
-            beside_dense: BesideDense::new(model, arena, pairs, rows)?,
+            beside_dense,
         };
         Ok(Some(scratch))
     }
@@ -106,9 +109,7 @@ impl ExpertScratch {
     /// Buffers that must be zero before the first step.
     pub fn record_clear(&self, recorder: &mut gpu::Recorder) -> Result<()> {
         recorder.fill("clear", &self.router, 0)?;
-        for vectors in
-            [&self.gated].into_iter().chain(self.beside_dense.as_ref().map(|buffers| &buffers.normed))
-        {
+        for vectors in [&self.gated].into_iter().chain(&self.normed) {
             vectors.record_clear(recorder, "clear")?;
         }
         Ok(())
@@ -133,7 +134,32 @@ impl ExpertScratch {
     }
 }
 
-fn router(model: &Model, experts: &Experts, rows: usize) -> Result<Router> {
+/// Whether the routers of a step of this many rows add the block before them to the residual stream, and norm it: one
+/// dispatch less per layer.
+pub(super) fn router_adds(model: &Model, rows: usize) -> bool {
+    model.experts().is_some()
+        && !model.config.architecture.family().post_norms
+        // Only for some numbers of rows, and with other rounding.
+        && !model.reproducible
+        && router::policy::adds(model.device.caps(), model.config.hidden as usize, rows)
+}
+
+/// Whether a dense block runs beside the experts.
+fn is_beside_dense(model: &Model) -> bool {
+    model.config.layer_specs().any(|layer| matches!(layer.feed_forward, FeedForward::DenseAndExperts(..)))
+}
+
+/// Activations of products over experts in a step of this many rows: where the normed rows are written for them alone,
+/// they may have another format than the other products take.
+fn activations(model: &Model, rows: usize) -> Activations {
+    if router_adds(model, rows) || is_beside_dense(model) {
+        model.expert_activations(rows)
+    } else {
+        model.activations(rows)
+    }
+}
+
+fn router(model: &Model, experts: &Experts, rows: usize, add: Option<AddShape>) -> Result<Router> {
     let shape = router::Shape {
         k: model.config.hidden as usize,
         experts: experts.count as usize,
@@ -141,11 +167,33 @@ fn router(model: &Model, experts: &Experts, rows: usize) -> Result<Router> {
         renormalize: experts.renormalize,
         scaled: experts.scaled,
         epsilon: model.config.rms_norm_eps,
+        add,
     };
     // The plans of few and of many rows add up in different orders.
     let rows = if model.reproducible { usize::MAX } else { rows };
     let plan = router::policy::plan(model.device.caps(), rows);
     Ok(Router::with_plan(&model.device, shape, plan)?)
+}
+
+/// Whether the down products of a step of this many rows add up the experts of a row; otherwise the norm after them does.
+pub(crate) fn sums_experts(model: &Model, rows: usize) -> bool {
+    let Some(experts) = model.experts() else { return false };
+    let layers = 0..model.config.layers;
+    let mut matrices = layers.flat_map(|layer| model.weights.by_id(MatrixId::ExpertDown(layer)));
+    matrices.all(|matrix| summed_down(model, &experts, matrix, rows).is_some())
+}
+
+/// The shape and plan of a down product that adds up experts.
+fn summed_down(
+    model: &Model,
+    experts: &Experts,
+    matrix: &Matrix,
+    rows: usize,
+) -> Option<(gemv::policy::Shape, gemv::policy::Plan)> {
+    let (weights, activations) = (expert_layout(matrix, experts), activations(model, rows));
+    let shape = gemv::policy::Shape::plain(weights, 1, activations);
+    let plan = gemv::policy::summed_experts_plan(model.device.caps(), &shape, experts.per_token as usize)?;
+    (rows <= gemv::MAX_COLUMNS && !model.reproducible).then_some((shape, plan))
 }
 
 /// A product over experts.
@@ -205,7 +253,7 @@ fn method(
     rows: usize,
 ) -> Result<Method> {
     let caps = model.device.caps();
-    let activations = model.activations(rows);
+    let activations = activations(model, rows);
     let epilogue = product.epilogue(experts);
     let output = if epilogue == Epilogue::None { Activations::F32 } else { activations };
     // About as many columns as an expert gets: routers spread rows unevenly.
@@ -219,7 +267,7 @@ fn method(
     }
     let shape =
         gemv::policy::Shape { epilogue, output, ..gemv::policy::Shape::plain(weights, 1, activations) };
-    let plan = gemv::policy::plan(caps, &shape);
+    let plan = gemv::policy::expert_plan(caps, &shape, pairs);
     let few = rows <= gemv::MAX_COLUMNS && !model.reproducible;
     if few && plan.lanes.is_none() {
         return Ok(Method::Gemv(shape, plan));
@@ -241,21 +289,34 @@ fn group_widths(model: &Model, experts: &Experts, layer: u32, rows: usize) -> Re
 }
 
 impl<'a> Step<'a> {
-    /// Chooses the experts of every row from the residual stream, and groups their columns.
+    /// Chooses the experts of every row from the residual stream, and groups their columns. Adds the last block to the
+    /// stream and norms it first, where that is pending.
     pub fn route(&mut self, layer: u32, experts: &Experts) -> Result<()> {
         let StepBuffers { model, state, scratch, .. } = self.buffers;
         let buffers = scratch.experts();
         let w = model.router(layer)?;
+        let (x, other) = self.residual();
+        let add = self.pending_router_norm.take().map(|weight| router::Add {
+            block: scratch.block.view(),
+            stream: other.expect("a second residual stream where routers add to it"),
+            weight,
+            y: buffers.normed.as_ref().unwrap_or(&scratch.normed),
+        });
+        let add_shape =
+            add.as_ref().map(|add| AddShape { partials: self.block.partials, output: add.y.kind() });
+        self.swapped ^= add.is_some();
         let operands = router::Operands {
-            x: scratch.residual.view(),
+            x,
             w,
             scales: experts.scaled.then(|| model.norm(Some(layer), Role::ExpertScales)).transpose()?,
             active: state.active.clone(),
             scratch: buffers.router.view(),
             chosen: buffers.chosen.view(),
             weights: buffers.weights.view(),
+            add,
         };
-        router(model, experts, scratch.rows)?.record(self.recorder, "router", scratch.rows, &operands)?;
+        let kernel = router(model, experts, scratch.rows, add_shape)?;
+        kernel.record(self.recorder, "router", scratch.rows, &operands)?;
         let pairs = scratch.rows * experts.per_token as usize;
         for width in group_widths(model, experts, layer, scratch.rows)? {
             let kernel = Group::new(&model.device, experts.count as usize, width)?;
@@ -265,20 +326,35 @@ impl<'a> Step<'a> {
         Ok(())
     }
 
-    /// block = down · (activation(gate · normed) · (up · normed)) of every pair of a row and one of its experts. The next
-    /// norm adds them up with their weights.
+    /// block = down · (activation(gate · normed) · (up · normed)) of every pair of a row and one of its experts. Either
+    /// the down product or the next norm adds them up with their weights.
     pub fn expert_products(&mut self, layer: u32, experts: &Experts) -> Result<()> {
         let StepBuffers { model, scratch, .. } = self.buffers;
         let buffers = scratch.experts();
         let gated = Target::vectors(&buffers.gated)?;
         let beside_dense = buffers.beside_dense.as_ref();
-        let normed = beside_dense.map_or(&scratch.normed, |buffers| &buffers.normed);
-        let block = beside_dense.map_or(&scratch.block, |buffers| &buffers.block);
+        let normed = buffers.normed.as_ref().unwrap_or(&scratch.normed);
         self.expert_product(layer, experts, ExpertProduct::GateUp, normed, &gated)?;
+        let block = beside_dense.map_or(&scratch.block, |buffers| &buffers.block);
         let block = Target::contiguous(block, model.config.hidden as usize);
-        self.expert_product(layer, experts, ExpertProduct::Down, &buffers.gated, &block)?;
+        let matrix = model.single_matrix(ExpertProduct::Down.matrix(layer))?;
+        let output = match summed_down(model, experts, matrix, scratch.rows).filter(|_| scratch.sums_experts)
+        {
+            Some((shape, plan)) => {
+                let (count, per_token) = (experts.count as usize, experts.per_token as usize);
+                let kernel = Gemv::for_summed_experts(&model.device, shape, plan, count, per_token)?;
+                let (x, chosen, weights) = (&buffers.gated, buffers.chosen.view(), buffers.weights.view());
+                kernel.record_summed_experts(self.recorder, DOWN, matrix, x, &block, &chosen, &weights)?;
+                BlockOutput::partial_sums(1)
+            }
+            None => {
+                self.expert_product(layer, experts, ExpertProduct::Down, &buffers.gated, &block)?;
+                BlockOutput::experts(experts)
+            }
+        };
+        // Beside a dense block, whose output still waits, `combine` takes it.
         if beside_dense.is_none() {
-            self.block = BlockOutput::experts(experts);
+            self.block = output;
         }
         Ok(())
     }
@@ -286,7 +362,8 @@ impl<'a> Step<'a> {
     /// The experts' input beside a dense block: norm(residual).
     pub fn norm_for_experts(&mut self, layer: u32) -> Result<()> {
         let weight = self.norm_weight(Some(layer), Role::ExpertNorm)?;
-        self.norm_into(weight, &self.buffers.scratch.experts().beside_dense().normed)
+        let scratch = self.buffers.scratch;
+        self.norm_into(weight, scratch.experts().normed.as_ref().unwrap_or(&scratch.normed))
     }
 
     /// combined = norm(dense block) + norm(weighted sum of the experts).
@@ -296,13 +373,14 @@ impl<'a> Step<'a> {
         let shape = combine::Shape {
             n: model.config.hidden as usize,
             dense_partials: self.block.partials,
-            per_token: experts.per_token,
+            expert_partials: if scratch.sums_experts { 1 } else { experts.per_token },
+            weighted: !scratch.sums_experts,
             epsilon: model.config.rms_norm_eps,
         };
         let operands = combine::Operands {
             dense: scratch.block.view(),
             experts: beside_dense.block.view(),
-            expert_weights: scratch.experts().weights.view(),
+            expert_weights: (!scratch.sums_experts).then(|| scratch.experts().weights.view()),
             dense_norm: model.norm(Some(layer), Role::PostDenseNorm)?,
             experts_norm: model.norm(Some(layer), Role::PostExpertsNorm)?,
             active: state.active.clone(),
@@ -324,7 +402,7 @@ impl<'a> Step<'a> {
         let StepBuffers { model, scratch, .. } = self.buffers;
         let (device, buffers) = (&model.device, scratch.experts());
         let matrix = model.single_matrix(product.matrix(layer))?;
-        let name = if product == ExpertProduct::GateUp { "experts' gate and up" } else { "experts' down" };
+        let name = if product == ExpertProduct::GateUp { "experts' gate and up" } else { DOWN };
         let columns = product.columns(experts);
         let pairs = scratch.rows * experts.per_token as usize;
         let method = method(model, experts, product, expert_layout(matrix, experts), scratch.rows)?;

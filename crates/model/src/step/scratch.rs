@@ -19,8 +19,14 @@ pub(crate) struct Scratch {
     pub rows: usize,
     /// The residual stream.
     pub residual: Buffer,
-    /// A second one where products compute their own norm: they write one while others still read the other.
+    /// A second one where products or routers compute their own norm: they write one while others still read the other.
     pub second_residual: Option<Buffer>,
+    /// Whether products compute the norms before them.
+    pub own_norm: bool,
+    /// Whether routers add the block before them to the residual stream, and norm it.
+    pub router_adds: bool,
+    /// Whether down products over experts add up those of a row.
+    pub sums_experts: bool,
     pub normed: Vectors,
     pub qkv: Buffer,
     pub q: Buffer,
@@ -134,10 +140,15 @@ impl Scratch {
         let block_partials =
             block_partials.max(model.experts().map_or(1, |experts| experts.per_token.into()));
         let qkv_partials = max_partials(&mut (0..config.layers).map(MatrixId::Qkv));
+        let own_norm = computes_own_norm(model, rows);
+        let router_adds = super::experts::router_adds(model, rows);
         let scratch = Self {
             rows,
+            own_norm,
+            router_adds,
+            sums_experts: super::experts::sums_experts(model, rows),
             residual: arena.buffer("residual stream", floats(config.hidden))?,
-            second_residual: match computes_own_norm(model, rows) {
+            second_residual: match own_norm || router_adds {
                 false => None,
                 true => Some(arena.buffer("residual stream", floats(config.hidden))?),
             },

@@ -10,6 +10,7 @@ use kernels::{
 };
 use weights::blueprint::MatrixId;
 
+use super::experts::{router_adds, sums_experts};
 use crate::{Model, Result, loaded::epilogue};
 
 /// Split-K of a cooperative-matrix product whose consumer can add up partial sums. The same for any number of
@@ -89,10 +90,10 @@ pub(super) fn coopmat_shape(matrix: &Matrix, columns: usize, epilogue: Epilogue)
 pub(super) fn computes_own_norm(model: &Model, rows: usize) -> bool {
     let hidden = model.config.hidden as usize;
     rows == 1
-        // The router reads the residual stream, which would be written too late.
-        && model.experts().is_none()
-        // So does the gate of per-layer inputs.
+        // The gate of per-layer inputs reads the residual stream, which would be written too late.
         && model.config.per_layer_width.is_none()
+        // So does a router that does not add to it, and a product adds no experts up.
+        && (model.experts().is_none() || router_adds(model, rows) && sums_experts(model, rows))
         && !model.reproducible
         && model.activations(rows) == Activations::Int16
         && gemv::policy::has_prologue(model.device.caps(), hidden)

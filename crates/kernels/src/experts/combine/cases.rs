@@ -5,7 +5,7 @@ use gpu::{Caps, Device, Result, Tier};
 use super::{Combine, Operands, Shape, max_length, reference};
 use crate::case::{Case, Comparison, Output, Random, TIMEOUT, arena};
 
-/// Rows, row length, partial sums of the dense block, experts per token: fewer values than threads, a length that is no
+/// Rows, row length, partial sums of the dense block, experts per token (one is not weighted): fewer values than threads, a length that is no
 /// multiple of them, Gemma 4 26B-A4B.
 const SHAPES: [(usize, usize, u32, u32); 4] =
     [(1, 64, 1, 2), (3, 1000, 3, 1), (2, 2816, 1, 8), (1, 2816, 4, 8)];
@@ -16,7 +16,13 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
         for (rows, n, dense_partials, per_token) in
             SHAPES.into_iter().filter(|shape| shape.1 <= max_length(caps))
         {
-            let shape = Shape { n, dense_partials, per_token, epsilon: 1e-6 };
+            let shape = Shape {
+                n,
+                dense_partials,
+                expert_partials: per_token,
+                weighted: per_token > 1,
+                epsilon: 1e-6,
+            };
             let name = format!("{rows} × {n}, {dense_partials} + {per_token} partials");
             list.push(Case::new(name, tier, move |device| compare(device, shape, rows, tier)));
         }
@@ -26,13 +32,16 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
 
 /// Random rows, the last of which is not active.
 fn compare(device: &Device, shape: Shape, rows: usize, tier: Tier) -> Result<Comparison> {
-    let Shape { n, dense_partials, per_token, epsilon } = shape;
+    let Shape { n, dense_partials, expert_partials: per_token, weighted, epsilon } = shape;
     let (dense_row, expert_row) = (n * dense_partials as usize, n * per_token as usize);
     let mut random = Random::new((rows * 41 + n) as u64);
     let mut floats =
         |count: usize, scale: f32| -> Vec<f32> { (0..count).map(|_| random.signed() * scale).collect() };
     let (dense, experts) = (floats((rows + 1) * dense_row, 20.0), floats((rows + 1) * expert_row, 0.3));
-    let weights = floats((rows + 1) * per_token as usize, 1.0);
+    let mut weights = floats((rows + 1) * per_token as usize, 1.0);
+    if !weighted {
+        weights.fill(1.0);
+    }
     let norms = [floats(n, 1.5), floats(n, 2.5)];
     let mut arena = arena(device);
     let output = Output::new(&mut arena, (rows + 1) * n)?;
@@ -40,7 +49,10 @@ fn compare(device: &Device, shape: Shape, rows: usize, tier: Tier) -> Result<Com
     let operands = Operands {
         dense: arena.buffer_from("dense", &dense)?.view(),
         experts: arena.buffer_from("experts", &experts)?.view(),
-        expert_weights: arena.buffer_from("expert_weights", &weights)?.view(),
+        expert_weights: match weighted {
+            true => Some(arena.buffer_from("expert_weights", &weights)?.view()),
+            false => None,
+        },
         dense_norm: arena.buffer_from("dense_norm", &norms[0])?.view(),
         experts_norm: arena.buffer_from("experts_norm", &norms[1])?.view(),
         active: arena.buffer_from("active", &[rows as u32])?.view(),

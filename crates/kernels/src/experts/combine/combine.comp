@@ -10,7 +10,10 @@ layout(constant_id = 0) const uint THREADS = 256;
 layout(constant_id = 1) const uint VALUES_PER_THREAD = 1;
 // Split-K partial sums of the dense block's output, consecutive within a row.
 layout(constant_id = 2) const uint DENSE_PARTIALS = 1;
-layout(constant_id = 3) const uint EXPERTS_PER_TOKEN = 1;
+// Outputs of a row's experts, or one sum of them.
+layout(constant_id = 3) const uint EXPERT_PARTIALS = 1;
+// The outputs are multiplied by weights of their own.
+layout(constant_id = 4) const bool WEIGHTED = true;
 
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Floats { float data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Active { uint rows; };
@@ -40,9 +43,9 @@ void main() {
     if (row >= push.active_rows.rows) {
         return;
     }
-    float expert_weights[EXPERTS_PER_TOKEN];
-    [[unroll]] for (uint e = 0; e < EXPERTS_PER_TOKEN; e++) {
-        expert_weights[e] = push.expert_weights.data[row * EXPERTS_PER_TOKEN + e];
+    float expert_weights[EXPERT_PARTIALS];
+    [[unroll]] for (uint e = 0; e < EXPERT_PARTIALS; e++) {
+        expert_weights[e] = WEIGHTED ? push.expert_weights.data[row * EXPERT_PARTIALS + e] : 1.0;
     }
     float dense[VALUES_PER_THREAD];
     float experts[VALUES_PER_THREAD];
@@ -56,8 +59,8 @@ void main() {
             [[unroll]] for (uint sum = 0; sum < DENSE_PARTIALS; sum++) {
                 dense[j] += push.dense.data[(row * DENSE_PARTIALS + sum) * push.n + i];
             }
-            [[unroll]] for (uint e = 0; e < EXPERTS_PER_TOKEN; e++) {
-                experts[j] += push.experts.data[(row * EXPERTS_PER_TOKEN + e) * push.n + i] * expert_weights[e];
+            [[unroll]] for (uint e = 0; e < EXPERT_PARTIALS; e++) {
+                experts[j] += push.experts.data[(row * EXPERT_PARTIALS + e) * push.n + i] * expert_weights[e];
             }
         }
         dense_squares += dense[j] * dense[j];

@@ -5,7 +5,7 @@ pub mod reference;
 #[cfg(test)]
 mod tests;
 
-use gpu::{Caps, Device, Error, Pipeline, Recorder, Result, Subgroup, Tier, View};
+use gpu::{Address, Caps, Device, Error, Pipeline, Recorder, Result, Subgroup, Tier, View};
 
 use crate::{
     Kernel,
@@ -28,8 +28,10 @@ pub struct Shape {
     pub n: usize,
     /// Split-K partial sums of the dense block's output, at least 1.
     pub dense_partials: u32,
-    /// Experts per token: the partial sums of theirs.
-    pub per_token: u32,
+    /// Outputs of experts per row, at least 1.
+    pub expert_partials: u32,
+    /// Each output of an expert has a weight.
+    pub weighted: bool,
     /// Epsilon of the norms.
     pub epsilon: f32,
 }
@@ -46,8 +48,8 @@ pub struct Operands {
     pub dense: View,
     /// `[row][expert][n]`: the experts' outputs.
     pub experts: View,
-    /// `[row][expert]`: their weights.
-    pub expert_weights: View,
+    /// `[row][expert]`: their weights, if the shape has them.
+    pub expert_weights: Option<View>,
     /// Weight of the dense block's norm.
     pub dense_norm: View,
     /// Weight of the experts' norm.
@@ -66,7 +68,11 @@ impl Combine {
 
     fn at_tier(device: &Device, shape: Shape, tier: Tier) -> Result<Self> {
         let caps = device.caps();
-        if shape.n == 0 || shape.n > max_length(caps) || shape.dense_partials == 0 || shape.per_token == 0 {
+        if shape.n == 0
+            || shape.n > max_length(caps)
+            || shape.dense_partials == 0
+            || shape.expert_partials == 0
+        {
             let reason =
                 format!("{shape:?}: n must be from 1 to {}, the others at least 1", max_length(caps));
             return Err(Error::InvalidUse { what: "combine".into(), reason });
@@ -82,12 +88,11 @@ impl Combine {
         rows: usize,
         operands: &Operands,
     ) -> Result<()> {
-        let Shape { n, dense_partials, per_token, epsilon } = self.shape;
+        let Shape { n, dense_partials, expert_partials, weighted, epsilon } = self.shape;
         let Operands { dense, experts, expert_weights, dense_norm, experts_norm, active, y } = operands;
         let lengths = [
             ("dense", dense, rows * dense_partials as usize * n),
-            ("experts", experts, rows * per_token as usize * n),
-            ("expert_weights", expert_weights, rows * per_token as usize),
+            ("experts", experts, rows * expert_partials as usize * n),
             ("dense_norm", dense_norm, n),
             ("experts_norm", experts_norm, n),
             ("active", active, 1),
@@ -99,10 +104,16 @@ impl Combine {
             let reason = format!("{buffer} has {} bytes, but {} are needed", view.len(), words * 4);
             return Err(Error::InvalidUse { what: name.to_string(), reason });
         }
+        let weights_fit =
+            expert_weights.as_ref().map(|view| view.len() >= (rows * expert_partials as usize * 4) as u64);
+        if weights_fit != weighted.then_some(true) {
+            let reason = "weights of experts must be given if and only if the shape has them, one for each";
+            return Err(Error::InvalidUse { what: name.to_string(), reason: reason.into() });
+        }
         let push = Push {
             dense: dense.clone().into(),
             experts: experts.clone().into(),
-            expert_weights: expert_weights.clone().into(),
+            expert_weights: expert_weights.clone().map_or(Address::NONE, Address::from),
             dense_weight: dense_norm.clone().into(),
             experts_weight: experts_norm.clone().into(),
             y: y.clone().into(),
@@ -137,17 +148,26 @@ fn variant(caps: &Caps, shape: &Shape, tier: Tier) -> Variant {
         threads,
         values_per_thread,
         dense_partials: shape.dense_partials,
-        experts_per_token: shape.per_token,
+        expert_partials: shape.expert_partials,
+        weighted: shape.weighted,
     };
     let label = format!(
-        "{} values, {} + {} partials, {threads} threads",
-        shape.n, shape.dense_partials, shape.per_token
+        "{} values, {} + {}{} partials, {threads} threads",
+        shape.n,
+        shape.dense_partials,
+        shape.expert_partials,
+        if shape.weighted { " weighted" } else { "" }
     );
     Variant::new(label, TIERS, tier, &constants, Subgroup::Any)
 }
 
-/// Gemma 4 26B-A4B, with and without split-K.
+/// Gemma 4 26B-A4B, with and without split-K, and with experts that were added up.
 fn variants(caps: &Caps) -> Vec<Variant> {
-    let shape = |dense_partials| Shape { n: 2816, dense_partials, per_token: 8, epsilon: 1e-6 };
-    [1, 4].map(|partials| variant(caps, &shape(partials), best_tier(caps))).into()
+    let shape = |dense_partials, expert_partials| {
+        let weighted = expert_partials > 1;
+        Shape { n: 2816, dense_partials, expert_partials, weighted, epsilon: 1e-6 }
+    };
+    [(1, 8), (4, 8), (4, 1)]
+        .map(|(dense, experts)| variant(caps, &shape(dense, experts), best_tier(caps)))
+        .into()
 }

@@ -6,10 +6,10 @@ pub mod reference;
 #[cfg(test)]
 mod tests;
 
-use gpu::{Address, Device, Error, Pipeline, Recorder, Result, View};
+use gpu::{Address, Device, Error, Pipeline, Recorder, Result, Tier, View};
 
 use crate::{
-    Kernel,
+    Activations, HALF_GROUP, Kernel, VectorData, Vectors,
     shaders::router::{Constants, Push, TIERS},
     variant::Variant,
 };
@@ -38,6 +38,17 @@ pub struct Shape {
     pub scaled: bool,
     /// Added to the mean square of a row.
     pub epsilon: f32,
+    /// A block to add to x first.
+    pub add: Option<AddShape>,
+}
+
+/// A block's output that is added to the residual stream before experts are chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AddShape {
+    /// Split-K partial sums of the block, at least 1.
+    pub partials: u32,
+    /// Storage format of the sum's norm: f32, int16 or f16.
+    pub output: Activations,
 }
 
 /// Maximum experts to choose from.
@@ -46,7 +57,7 @@ pub const MAX_EXPERTS: usize = 512;
 pub const MAX_PER_TOKEN: usize = 16;
 
 /// The buffers of one call.
-pub struct Operands {
+pub struct Operands<'a> {
     /// f32, `[row][k]`, before the norm.
     pub x: View,
     /// f32, `[expert][k]`, each multiplied by the norm's weight.
@@ -61,6 +72,20 @@ pub struct Operands {
     pub chosen: View,
     /// f32, `[row][per_token]`, written: their weights.
     pub weights: View,
+    /// The block to add to x, if the shape has one.
+    pub add: Option<Add<'a>>,
+}
+
+/// The buffers of an addition before the choice.
+pub struct Add<'a> {
+    /// f32, `[row][partial sum][k]`: the block to add to x.
+    pub block: View,
+    /// f32, `[row][k]`, written: the sum. Not x, which other workgroups still read.
+    pub stream: View,
+    /// f32 per value: the weight of the sum's norm.
+    pub weight: View,
+    /// The norm of the sum, written, a column per row.
+    pub y: &'a Vectors,
 }
 
 /// The kernel for one shape.
@@ -89,7 +114,22 @@ impl Router {
             );
             return Err(Error::InvalidUse { what: "router".into(), reason });
         }
-        Ok(Self { shape, plan, pipeline: variant(plan, shape.renormalize, shape.scaled).pipeline(device)? })
+        if let Some(AddShape { partials, output }) = shape.add {
+            let multiple = if output == Activations::Int16 { HALF_GROUP } else { 4 };
+            if plan.tier < Tier::T1
+                || partials == 0
+                || output == Activations::Int8
+                || !k.is_multiple_of(multiple)
+            {
+                let reason = format!(
+                    "adding {partials} partial sums of {k} values, to {output}, at {}; it needs tier T1, and f32, f16 or int16",
+                    plan.tier
+                );
+                return Err(Error::InvalidUse { what: "router".into(), reason });
+            }
+        }
+        let pipeline = variant(plan, &shape).pipeline(device)?;
+        Ok(Self { shape, plan, pipeline })
     }
 
     /// Scratch memory for this many rows: a counter per tile of rows, and the scores.
@@ -101,15 +141,34 @@ impl Router {
         (rows.div_ceil(self.plan.rows as usize) as u64 * 4).next_multiple_of(16)
     }
 
+    /// Whether an addition is that of the shape, for this many rows.
+    fn is_addition(&self, add: Option<&Add<'_>>, x: &View, rows: usize) -> bool {
+        match (add, self.shape.add) {
+            (None, None) => true,
+            (Some(Add { block, stream, weight, y }), Some(AddShape { partials, output })) => {
+                let row = self.shape.k as u64 * 4;
+                let is_long =
+                    |view: &View, rows: u64| view.len() >= row * rows && view.address().is_multiple_of(16);
+                is_long(block, rows as u64 * u64::from(partials))
+                    && is_long(stream, rows as u64)
+                    && is_long(weight, 1)
+                    && stream.address() != x.address()
+                    && (y.k, y.kind()) == (self.shape.k, output)
+                    && y.columns >= rows
+            }
+            _ => false,
+        }
+    }
+
     /// Records the kernel for up to `rows` rows.
     pub fn record(
         &self,
         recorder: &mut Recorder,
         name: &str,
         rows: usize,
-        operands: &Operands,
+        operands: &Operands<'_>,
     ) -> Result<()> {
-        let Operands { x, w, scales, active, scratch, chosen, weights } = operands;
+        let Operands { x, w, scales, active, scratch, chosen, weights, add } = operands;
         let Shape { k, experts, per_token, epsilon, .. } = self.shape;
         let too_short = |view: &View, words: usize| view.len() < words as u64 * 4;
         let short = too_short(x, rows * k)
@@ -130,6 +189,19 @@ impl Router {
             let reason = "scales must be given if and only if the shape has them".into();
             return Err(Error::InvalidUse { what: name.to_string(), reason });
         }
+        if !self.is_addition(add.as_ref(), x, rows) {
+            let reason = "the addition is not the one that the kernel was created for, or one of its views is too short or not \
+                          aligned to 16 bytes";
+            return Err(Error::InvalidUse { what: name.to_string(), reason: reason.into() });
+        }
+        let view = |of: fn(&Add<'_>) -> View| add.as_ref().map_or(Address::NONE, |add| of(add).into());
+        let (y, y_scales) = match add.as_ref().map(|add| &add.y.data) {
+            None => (Address::NONE, Address::NONE),
+            Some(VectorData::F32(values) | VectorData::F16(values)) => (values.into(), Address::NONE),
+            Some(VectorData::Int8 { values, scales } | VectorData::Int16 { values, scales }) => {
+                (values.into(), scales.into())
+            }
+        };
         let counters = self.counter_bytes(rows);
         let push = Push {
             x: x.clone().into(),
@@ -144,7 +216,13 @@ impl Router {
             experts: experts as u32,
             per_token: per_token as u32,
             epsilon,
+            plane_words: add.as_ref().map_or(0, |add| add.y.stride() * add.y.columns / 4) as u32,
             scales: scales.clone().map_or(Address::NONE, Address::from),
+            block: view(|add| add.block.clone()),
+            stream: view(|add| add.stream.clone()),
+            norm_weight: view(|add| add.weight.clone()),
+            y,
+            y_scales,
         };
         let groups =
             [(experts as u32).div_ceil(self.plan.expert_tile), (rows as u32).div_ceil(self.plan.rows), 1];
@@ -152,14 +230,29 @@ impl Router {
     }
 }
 
-fn variant(plan: Plan, renormalize: bool, scaled: bool) -> Variant {
-    let Plan { tier, threads, expert_tile, rows, subgroup } = plan;
-    let constants =
-        Constants { threads, expert_tile, rows, max_experts: MAX_EXPERTS as u32, renormalize, scaled };
-    let label = format!(
+fn variant(plan: Plan, shape: &Shape) -> Variant {
+    let Shape { experts, renormalize, scaled, add, .. } = *shape;
+    let Plan { tier, threads, expert_tile, rows, threads_per_partial, subgroup } = plan;
+    // Few different bounds, so that few pipelines serve all numbers of experts.
+    let max_experts = experts.next_power_of_two().max(32) as u32;
+    let constants = Constants {
+        threads,
+        expert_tile,
+        rows,
+        max_experts,
+        renormalize,
+        scaled,
+        threads_per_partial,
+        block_partials: add.map_or(0, |add| add.partials),
+        output: add.map_or(Activations::F32, |add| add.output) as u32,
+    };
+    let mut label = format!(
         "{threads} threads, {expert_tile} experts × {rows} rows{}{}",
         if renormalize { ", renormalised" } else { "" },
         if scaled { ", scaled" } else { "" }
     );
+    if let Some(AddShape { partials, output }) = add {
+        label += &format!(", add {partials} + norm → {output}");
+    }
     Variant::new(label, TIERS, tier, &constants, subgroup)
 }

@@ -141,6 +141,102 @@ impl ExpertTrial {
     }
 }
 
+/// Sums over experts under test, of int16 activations to f32.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SummedTrial {
+    /// One expert.
+    pub weights: Layout,
+    /// Number of experts.
+    pub experts: usize,
+    /// Pairs per row.
+    pub per_token: usize,
+    /// Rows; the last one is not active.
+    pub rows: usize,
+}
+
+/// What a kernel that sums gets.
+pub(crate) struct SummedTrialOperands<'a> {
+    pub w: &'a Matrix,
+    pub x: &'a Vectors,
+    pub target: &'a Target,
+    /// The expert of each pair.
+    pub chosen: &'a View,
+    /// The weight of each pair.
+    pub weights: &'a View,
+}
+
+impl SummedTrial {
+    /// A short description.
+    pub fn name(&self) -> String {
+        let Layout { scheme, rows, k } = self.weights;
+        format!(
+            "sums of {} of {} experts of {rows} × {k} {scheme}, {} rows",
+            self.per_token, self.experts, self.rows
+        )
+    }
+
+    /// Runs the sums.
+    pub fn run(
+        &self,
+        device: &Device,
+        record: impl FnOnce(&mut Recorder, &SummedTrialOperands<'_>) -> Result<()>,
+    ) -> Result<Comparison> {
+        let Layout { rows: n, k, .. } = self.weights;
+        let pairs = self.rows * self.per_token;
+        let mut random = Random::new((n * 31 + k * 7 + pairs) as u64);
+        let mut arena = arena(device);
+        let layout = Layout { rows: n * self.experts, ..self.weights };
+        let mut w = Matrix::allocate(&mut arena, "weights", layout, device.caps())?;
+        let filled = fill(&mut w, &mut random)?;
+        let of_x = Trial { activations: Activations::Int16, ..Trial::plain(self.weights, pairs) };
+        let (x, columns) = activations(&mut arena, &mut random, &of_x)?;
+        let active = pairs - self.per_token;
+        let chosen: Vec<u32> =
+            (0..pairs)
+                .map(|pair| {
+                    if pair < active { random.integer(0, self.experts as i64 - 1) as u32 } else { NO_EXPERT }
+                })
+                .collect();
+        let weights: Vec<f32> = (0..pairs).map(|_| random.signed()).collect();
+        let chosen_view = arena.buffer_from("chosen", &chosen)?.view();
+        let weights_view = arena.buffer_from("weights of pairs", &weights)?.view();
+        let y = poisoned(&mut arena, Activations::F32, n, self.rows)?;
+        let target = without_guards(Target::vectors(&y)?, &y)?;
+        let mut recorder = device.recorder()?;
+        let operands = SummedTrialOperands {
+            w: &w,
+            x: &x,
+            target: &target,
+            chosen: &chosen_view,
+            weights: &weights_view,
+        };
+        record(&mut recorder, &operands)?;
+        recorder.seal()?.run(TIMEOUT)?;
+
+        let mut want = Vec::new();
+        for row in 0..self.rows - 1 {
+            let mut sums = vec![reference::Value { value: 0.0, allowed: 0.0 }; n];
+            for pair in row * self.per_token..(row + 1) * self.per_token {
+                let first = chosen[pair] as usize * n * k;
+                let of_expert = reference::Weights {
+                    k,
+                    values: filled.values[first..first + n * k].to_vec(),
+                    magnitudes: filled.magnitudes[first..first + n * k].to_vec(),
+                };
+                let products = reference::product(&of_expert, &columns[pair], Epilogue::None, 0.0);
+                for (sum, product) in sums.iter_mut().zip(products) {
+                    sum.value += product.value * f64::from(weights[pair]);
+                    sum.allowed += product.allowed;
+                }
+            }
+            want.extend(sums);
+        }
+        let mut comparison = Comparison::default();
+        compare(&mut comparison, &want, y)?;
+        Ok(comparison)
+    }
+}
+
 /// A target without the guards after the output: kernels derive the place of a second plane from its length.
 fn without_guards(target: Target, y: &Vectors) -> Result<Target> {
     let values = (y.stride() * y.columns) as u64;

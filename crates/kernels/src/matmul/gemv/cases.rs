@@ -11,7 +11,7 @@ use crate::{
     Activations, Epilogue, HALF_GROUP, Matrix, Target, Vectors,
     case::{Case, Comparison, Output, Random, TIMEOUT, arena},
     matmul::common::{
-        expert_trial::{ExpertTrial, ExpertTrialOperands},
+        expert_trial::{ExpertTrial, ExpertTrialOperands, SummedTrial, SummedTrialOperands},
         reference::{self, Value},
         trial::{self, Trial},
     },
@@ -77,6 +77,9 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
                 list.extend(int16_cases(tier, scheme));
                 list.extend(shared_x_cases(caps, tier, scheme));
             }
+            if tier >= Tier::T1 && policy::schemes(Activations::Int16).contains(&scheme) {
+                list.push(summed_case(scheme));
+            }
             for activations in [Activations::F32, Activations::Int16] {
                 if policy::schemes(activations).contains(&scheme) {
                     list.extend(
@@ -101,6 +104,25 @@ fn expert_case(tier: Tier, trial: ExpertTrial) -> Case {
             let ExpertTrialOperands { w, x, target, chosen, .. } = operands;
             kernel.record_experts(recorder, "gemv", w, x, target, chosen)
         })
+    })
+}
+
+fn summed_case(scheme: Scheme) -> Case {
+    let trial =
+        SummedTrial { weights: Layout { scheme, rows: 48, k: 160 }, experts: 5, per_token: 3, rows: 3 };
+    Case::new(trial.name(), Tier::T1, move |device| {
+        let SummedTrial { weights, experts, per_token, .. } = trial;
+        let shape = Shape::plain(weights, 1, Activations::Int16);
+        let plan = policy::summed_experts_plan(device.caps(), &shape, per_token).expect("a plan");
+        run_summed(device, trial, Gemv::for_summed_experts(device, shape, plan, experts, per_token)?)
+    })
+}
+
+/// Runs sums over experts.
+pub(super) fn run_summed(device: &Device, trial: SummedTrial, kernel: Gemv) -> Result<Comparison> {
+    trial.run(device, |recorder, operands| {
+        let SummedTrialOperands { w, x, target, chosen, weights } = operands;
+        kernel.record_summed_experts(recorder, "gemv", w, x, target, chosen, weights)
     })
 }
 

@@ -48,6 +48,10 @@ layout(constant_id = 13) const bool WIDE_SUBGROUPS = false;
 layout(constant_id = 14) const uint PAIRS_PER_X = 0;
 // The prologue multiplies the residual stream by a factor after adding to it.
 layout(constant_id = 15) const bool RESIDUAL_SCALED = false;
+// Experts whose products are added up, with weights: as many pairs share a column of y, and the quads of all their
+// experts follow each other along K. x is in shared memory, multiplied by the weights. 0 where pairs have columns of
+// their own.
+layout(constant_id = 16) const uint PAIRS_PER_Y = 0;
 
 #include "weights.glsl"
 #include "gated.glsl"
@@ -69,7 +73,7 @@ layout(push_constant, scalar) uniform Push {
     Floats4 x_scales;
     Output y;
     Output y_scales;
-    // Inputs of the prologue.
+    // Inputs of the prologue; `weight` may also hold the weights of pairs.
     Floats4 residual;
     Floats4 sublayer;
     Floats4 post_weight;
@@ -147,6 +151,11 @@ struct KStep {
     uvec2 minima[IN_FLIGHT * STRIPS];
 };
 
+// The first quad of an expert's matrix.
+uint first_quad_of(uint expert, uint quads) {
+    return expert * ((push.rows + STRIP - 1) / STRIP) * quads;
+}
+
 // A quad of a panel, clamped to the last strip where a panel of two has only one: nothing past the end is
 // read.
 uint clamped_quad(uint quad, uint quads) {
@@ -157,8 +166,13 @@ uint clamped_quad(uint quad, uint quads) {
 void load(out KStep k_step, uint from, uint first, uint quads, uint split_quads, uint lane) {
     [[unroll]] for (uint i = 0; i < IN_FLIGHT * STRIPS; i++) {
         // Past the end the last quad is loaded again and not used: no branch before the loads.
-        uint quad = from + i % STRIPS * quads + min(first + i / STRIPS * SLICES, split_quads - 1);
-        quad = expert_quad + clamped_quad(quad, quads);
+        uint quad = min(first + i / STRIPS * SLICES, split_quads - 1);
+        uint expert_first = expert_quad;
+        if (PAIRS_PER_Y > 0) {
+            expert_first = first_quad_of(push.experts.data[x_first_column + quad / quads], quads);
+            quad %= quads;
+        }
+        quad = expert_first + clamped_quad(from + i % STRIPS * quads + quad, quads);
         [[unroll]] for (uint tile = 0; tile < TILES; tile++) {
             k_step.weights[i * TILES + tile] = push.values.data[(quad * TILES + tile) * SLICE + lane];
         }
@@ -430,7 +444,7 @@ void main() {
     uint split = gl_WorkGroupID.x % SPLITS;
     uint stride = gl_NumWorkGroups.x / SPLITS * TEAMS;
     uint first_quad = split * SHARED_X_QUADS;
-    uint split_quads = SPLITS > 1 ? min(quads - first_quad, SHARED_X_QUADS) : quads;
+    uint split_quads = SPLITS > 1 ? min(quads - first_quad, SHARED_X_QUADS) : quads * max(PAIRS_PER_Y, 1);
     uint k_steps = (split_quads + SLICES * IN_FLIGHT - 1) / (SLICES * IN_FLIGHT);
 
     if (PAIRS_PER_X > 0) {
@@ -438,9 +452,17 @@ void main() {
         if (expert == NO_EXPERT) {
             return;
         }
-        expert_quad = expert * ((push.rows + STRIP - 1) / STRIP) * quads;
+        expert_quad = first_quad_of(expert, quads);
         x_first_column = gl_WorkGroupID.y / PAIRS_PER_X;
         y_first_column = gl_WorkGroupID.y;
+    }
+    if (PAIRS_PER_Y > 0) {
+        y_first_column = gl_WorkGroupID.y;
+        x_first_column = y_first_column * PAIRS_PER_Y;
+        // Of an inactive row none has an expert.
+        if (push.experts.data[x_first_column] == NO_EXPERT) {
+            return;
+        }
     }
     KStep k_step;
     uint first_panel = gl_WorkGroupID.x / SPLITS * TEAMS;

@@ -34,6 +34,8 @@ pub struct Gemv {
     shape: Shape,
     plan: Plan,
     experts: Option<ExpertColumns>,
+    /// Pairs whose products are added up, where they are.
+    summed: Option<usize>,
     pipeline: Pipeline,
 }
 
@@ -83,7 +85,7 @@ impl Gemv {
 
     /// The same with a given plan.
     pub fn with_plan(device: &Device, shape: Shape, plan: Plan) -> Result<Self> {
-        Self::create(device, shape, plan, None)
+        Self::create(device, shape, plan, None, None)
     }
 
     /// For a product over experts, a column at a time: `shape` is that of one expert and one column.
@@ -95,10 +97,35 @@ impl Gemv {
             );
             return Err(Error::InvalidUse { what: "gemv".into(), reason });
         }
-        Self::create(device, shape, plan, Some(experts))
+        Self::create(device, shape, plan, Some(experts), None)
     }
 
-    fn create(device: &Device, shape: Shape, plan: Plan, experts: Option<ExpertColumns>) -> Result<Self> {
+    /// For a product over `count` experts whose columns are added up with weights, `per_token` at a time, with a plan from
+    /// [`policy::summed_experts_plan`]: `shape` is that of one expert and one column.
+    pub fn for_summed_experts(
+        device: &Device,
+        shape: Shape,
+        plan: Plan,
+        count: usize,
+        per_token: usize,
+    ) -> Result<Self> {
+        let possible = shape == Shape::plain(shape.weights, 1, Activations::Int16) && per_token > 0;
+        if !possible || !plan.x_in_shared || plan.tier < Tier::T1 {
+            let reason = format!(
+                "{per_token} of {shape:?} with {plan:?}; sums over experts take a column of int16 at a time, in shared memory"
+            );
+            return Err(Error::InvalidUse { what: "gemv".into(), reason });
+        }
+        Self::create(device, shape, plan, Some(ExpertColumns { count, per_x: 1 }), Some(per_token))
+    }
+
+    fn create(
+        device: &Device,
+        shape: Shape,
+        plan: Plan,
+        experts: Option<ExpertColumns>,
+        summed: Option<usize>,
+    ) -> Result<Self> {
         if shape.columns == 0 || shape.columns > MAX_COLUMNS {
             let reason = format!("{} columns; 1 to {MAX_COLUMNS} are supported", shape.columns);
             return Err(Error::InvalidUse { what: "gemv".into(), reason });
@@ -152,7 +179,8 @@ impl Gemv {
             return Err(Error::InvalidUse { what: "gemv".into(), reason });
         }
         shape.epilogue.check("gemv", &shape.weights)?;
-        Ok(Self { shape, plan, experts, pipeline: variant(&shape, plan, experts).pipeline(device)? })
+        let pipeline = variant(&shape, plan, experts, summed).pipeline(device)?;
+        Ok(Self { shape, plan, experts, summed, pipeline })
     }
 
     /// The variant's pipeline.
@@ -259,8 +287,8 @@ impl Gemv {
     ) -> Result<()> {
         let Shape { weights, activations, epilogue, output, .. } = self.shape;
         let wrong = |reason: &str| Err(Error::InvalidUse { what: name.to_string(), reason: reason.into() });
-        let Some(experts) = self.experts else {
-            return wrong("the kernel was not created for a product over experts");
+        let (Some(experts), None) = (self.experts, self.summed) else {
+            return wrong("the kernel was not created for a product over experts with a column per pair");
         };
         let (block, pairs) = check_experts(name, experts, &weights, w, x)?;
         if x.kind() != activations || chosen.len() < pairs as u64 * 4 {
@@ -296,6 +324,65 @@ impl Gemv {
             experts: chosen.clone().into(),
         };
         recorder.dispatch(name, &self.pipeline, [self.groups(&weights), pairs as u32, 1], &push)
+    }
+
+    /// Records the weighted sums of the products of pairs with their experts: one u32 and one f32 per pair, an expert, or
+    /// [`NO_EXPERT`](crate::experts::NO_EXPERT) for all of an inactive row, and its weight. Row r, whose pairs follow each
+    /// other, is column r of the target.
+    #[allow(clippy::too_many_arguments)]
+    pub fn record_summed_experts(
+        &self,
+        recorder: &mut Recorder,
+        name: &str,
+        w: &Matrix,
+        x: &Vectors,
+        target: &Target,
+        chosen: &View,
+        weights: &View,
+    ) -> Result<()> {
+        let layout = self.shape.weights;
+        let wrong = |reason: &str| Err(Error::InvalidUse { what: name.to_string(), reason: reason.into() });
+        let (Some(experts), Some(per_token)) = (self.experts, self.summed) else {
+            return wrong("the kernel was not created for sums over experts");
+        };
+        let (block, pairs) = check_experts(name, experts, &layout, w, x)?;
+        let words = pairs as u64 * 4;
+        if x.kind() != Activations::Int16
+            || !pairs.is_multiple_of(per_token)
+            || chosen.len() < words
+            || weights.len() < words
+            || !weights.address().is_multiple_of(16)
+        {
+            return wrong(
+                "x is not int16 or has columns of a part of a row, or the experts or their weights are too short",
+            );
+        }
+        let rows = pairs / per_token;
+        target.check(name, Activations::F32, layout.rows, rows)?;
+        let (values, x_scales) = addresses(x);
+        let push = Push {
+            values: (&block.values).into(),
+            scales: block.scales.as_ref().map_or(Address::NONE, Address::from),
+            x: values,
+            x_scales,
+            y: target.y.clone().into(),
+            y_scales: Address::NONE,
+            residual: Address::NONE,
+            sublayer: Address::NONE,
+            post_weight: Address::NONE,
+            weight: weights.clone().into(),
+            writes_stream: 0,
+            stream: Address::NONE,
+            rows: layout.rows as u32,
+            k: layout.k as u32,
+            y_first: target.first as u32,
+            y_stride: target.stride as u32,
+            y_low: 0,
+            epsilon: 0.0,
+            x_columns: x.columns as u32,
+            experts: chosen.clone().into(),
+        };
+        recorder.dispatch(name, &self.pipeline, [self.groups(&layout), rows as u32, 1], &push)
     }
 
     /// Workgroups for a matrix, or a block of one.
@@ -340,7 +427,7 @@ impl Norm {
     }
 }
 
-fn variant(shape: &Shape, plan: Plan, experts: Option<ExpertColumns>) -> Variant {
+fn variant(shape: &Shape, plan: Plan, experts: Option<ExpertColumns>, summed: Option<usize>) -> Variant {
     let Shape { weights: Layout { scheme, .. }, columns, activations, prologue, epilogue, output, splits } =
         *shape;
     if let Some(tile) = plan.lanes {
@@ -352,7 +439,8 @@ fn variant(shape: &Shape, plan: Plan, experts: Option<ExpertColumns>) -> Variant
         Prologue::AddAndNorm { partials, post_norm: true, .. } => (2, partials),
         Prologue::AddAndNorm { partials, post_norm: false, .. } => (3, partials),
     };
-    let shared_x_quads = if plan.x_in_shared { shape.quads_per_split() } else { 0 };
+    let shared_x_quads =
+        if plan.x_in_shared { shape.quads_per_split() * summed.unwrap_or(1) as u32 } else { 0 };
     let constants = Constants {
         threads: plan.threads,
         columns: columns as u32,
@@ -369,7 +457,8 @@ fn variant(shape: &Shape, plan: Plan, experts: Option<ExpertColumns>) -> Variant
         teams: plan.teams,
         wide_subgroups: matches!(plan.subgroup, Subgroup::Exactly(size) if size >= 16),
         residual_scaled: matches!(shape.prologue, Prologue::AddAndNorm { scaled: true, .. }),
-        pairs_per_x: experts.map_or(0, |experts| experts.per_x as u32),
+        pairs_per_x: experts.filter(|_| summed.is_none()).map_or(0, |experts| experts.per_x as u32),
+        pairs_per_y: summed.unwrap_or(0) as u32,
     };
     let mut label = format!("{scheme} × {activations}, {columns} col");
     match shape.prologue {
@@ -393,7 +482,9 @@ fn variant(shape: &Shape, plan: Plan, experts: Option<ExpertColumns>) -> Variant
     if output == Activations::Int16 {
         label += ", to int16";
     }
-    if let Some(experts) = experts {
+    if let Some(per_token) = summed {
+        label += &format!(", sums of {per_token} experts");
+    } else if let Some(experts) = experts {
         label += &format!(", experts, {} per x", experts.per_x);
     }
     label += &format!(", {} threads", plan.threads);

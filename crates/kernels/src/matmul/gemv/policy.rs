@@ -186,6 +186,27 @@ pub fn at_tier(caps: &Caps, shape: &Shape, tier: Tier) -> Plan {
     Plan { threads: slices(caps, shape, limit) * SLICE, ..base }
 }
 
+/// The plan for a product over experts of this many pairs; `shape` is that of one expert and one column. All pairs together
+/// are as much work as one matrix with the rows of all.
+pub fn expert_plan(caps: &Caps, shape: &Shape, pairs: usize) -> Plan {
+    let rows = shape.weights.rows * pairs;
+    let all = plan(caps, &Shape { weights: Layout { rows, ..shape.weights }, ..*shape });
+    Plan { groups: (all.groups / pairs as u32).max(1), ..all }
+}
+
+/// The plan for a product over experts whose columns are added up, `per_token` at a time: as one matrix with the K of all.
+/// None where x does not fit shared memory.
+pub fn summed_experts_plan(caps: &Caps, shape: &Shape, per_token: usize) -> Option<Plan> {
+    let k = shape.weights.quads() * tensor::QUAD * per_token;
+    let summed = Shape { weights: Layout { k, ..shape.weights }, ..*shape };
+    let plan = plan(caps, &summed);
+    let possible = *shape == Shape::plain(shape.weights, 1, Activations::Int16);
+    (possible && plan.x_in_shared && plan.tier >= Tier::T1).then_some(plan)
+}
+
+/// Pairs of a row in listed pipelines.
+const LISTED_PAIRS: usize = 8;
+
 /// Whether to keep x in shared memory: with one column it is small, and concurrent reads of one location
 /// by all workgroups are slow even from a cache.
 fn keeps_x_in_shared(caps: &Caps, shape: &Shape, tier: Tier) -> bool {
@@ -449,7 +470,7 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
                             let plan = at_tier(caps, &shape, tier);
                             let wide = in_subgroups_of_64(caps, &shape, plan).filter(|plan| plan.x_in_shared);
                             for plan in [plan].into_iter().chain(wide) {
-                                let new = variant(&shape, plan, None);
+                                let new = variant(&shape, plan, None, None);
                                 if !list.iter().any(|known| known.same_code(&new)) {
                                     list.push(new);
                                 }
@@ -465,11 +486,14 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
             for (epilogue, output) in outputs(activations, gated) {
                 let weights = Layout { scheme, rows, k };
                 let shape = Shape { epilogue, output, ..Shape::plain(weights, 1, activations) };
-                let plan = plan(caps, &shape);
+                let plan = expert_plan(caps, &shape, LISTED_PAIRS);
                 let made_for = epilogue == Epilogue::Swiglu || !gated;
                 // Activations for the next product, as models need them; the shader for CPU drivers is gemm's.
                 if made_for && plan.lanes.is_none() && (output == activations || !gated) {
-                    list.push(variant(&shape, plan, Some(ExpertColumns { count: 128, per_x })));
+                    let experts = ExpertColumns { count: 128, per_x };
+                    list.push(variant(&shape, plan, Some(experts), None));
+                    let summed = summed_experts_plan(caps, &shape, LISTED_PAIRS).filter(|_| !gated);
+                    list.extend(summed.map(|plan| variant(&shape, plan, Some(experts), Some(LISTED_PAIRS))));
                 }
             }
         }

@@ -32,7 +32,7 @@ float subgroup_squares(vec4 values[PER_THREAD]) {
     }                                                                                                                      \
     result = inversesqrt(subgroupAdd(result) / float(push.k) + push.epsilon)
 
-// Copies x unchanged.
+// Copies x unchanged, or multiplied by the weights of its columns.
 void copy_x(uint first_quad, uint split_quads) {
     uint quads = (push.k + QUAD - 1) / QUAD;
     uint from = (x_first_column * quads + first_quad) * (QUAD / 16);
@@ -44,6 +44,9 @@ void copy_x(uint first_quad, uint split_quads) {
         }
         if (i < split_quads * 2) {
             x_factors[i] = push.x_scales.data[(x_first_column * quads + first_quad) * 2 + i];
+            if (PAIRS_PER_Y > 0) {
+                x_factors[i] *= uintBitsToFloat(Words(push.weight).data[x_first_column + i / (2 * quads)]);
+            }
         }
     }
     barrier();

@@ -5,7 +5,10 @@ use super::{
     Source, cases, policy,
     policy::{Prologue, Shape},
 };
-use crate::{Activations, Epilogue, OutputFormat, Target, matmul::common::trial::Trial};
+use crate::{
+    Activations, Epilogue, OutputFormat, Target,
+    matmul::common::{expert_trial::SummedTrial, trial::Trial},
+};
 
 fn shape(rows: usize, k: usize, columns: usize) -> Shape {
     let weights = Layout::new(Scheme::Int8, rows, k).unwrap();
@@ -52,6 +55,46 @@ fn plans_of_larger_gpus_match_the_reference() {
         }
     }
     device.assert_no_messages();
+}
+
+#[test]
+fn sums_over_experts_match_the_reference() {
+    let Some(device) = testkit::cpu_device() else { return };
+    for (scheme, threads, teams, strips, groups) in
+        [(Scheme::Int8, 768, 1, 1, 3), (Scheme::Int4, 256, 2, 2, 2), (Scheme::Int8Min, 96, 1, 2, 1)]
+    {
+        let weights = Layout::new(scheme, 48, 384).unwrap();
+        let trial = SummedTrial { weights, experts: 5, per_token: 8, rows: 3 };
+        let shape = Shape::plain(weights, 1, Activations::Int16);
+        let plan = policy::summed_experts_plan(device.caps(), &shape, trial.per_token).unwrap();
+        let plan = policy::Plan { threads, teams, strips, groups, ..plan };
+        let kernel =
+            super::Gemv::for_summed_experts(&device, shape, plan, trial.experts, trial.per_token).unwrap();
+        let comparison = cases::run_summed(&device, trial, kernel).unwrap();
+        assert!(comparison.passed(), "{plan:?}: {:?}", comparison.first_mismatch);
+    }
+    device.assert_no_messages();
+}
+
+#[test]
+fn products_over_experts_fill_the_device_like_one_matrix() {
+    let caps = known::h200();
+    let gate_up = Shape {
+        epilogue: Epilogue::Swiglu,
+        output: Activations::Int16,
+        ..Shape::plain(Layout::new(Scheme::Int8, 1536, 2048).unwrap(), 1, Activations::Int16)
+    };
+    let plan = policy::expert_plan(&caps, &gate_up, 8);
+    // 48 panels per expert.
+    assert_eq!((plan.teams, plan.groups), (3, 16), "{plan:?}");
+    let down = Shape::plain(Layout::new(Scheme::Int8, 2048, 768).unwrap(), 1, Activations::Int16);
+    let plan = policy::summed_experts_plan(&caps, &down, 8).unwrap();
+    assert_eq!((plan.threads, plan.groups), (768, 128), "{plan:?}");
+    assert!(plan.shared_bytes(&down) < caps.max_shared_bytes);
+    let f32 = Shape { activations: Activations::F32, ..down };
+    assert!(policy::summed_experts_plan(&caps, &f32, 8).is_none());
+    let long = Shape::plain(Layout::new(Scheme::Int8, 2048, 8192).unwrap(), 1, Activations::Int16);
+    assert!(policy::summed_experts_plan(&caps, &long, 8).is_none(), "x does not fit shared memory");
 }
 
 #[test]
