@@ -235,7 +235,7 @@ impl<'a> Step<'a> {
 
     /// y = norm(residual).
     fn norm_into(&mut self, weight: View, y: &Vectors) -> Result<()> {
-        let StepBuffers { state, scratch, .. } = self.buffers;
+        let StepBuffers { state, .. } = self.buffers;
         let fusion = Fusion {
             post_norm: false,
             residual: false,
