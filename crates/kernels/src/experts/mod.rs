@@ -14,6 +14,9 @@ use gpu::View;
 /// Stands for the expert of a row that is not active, and for the pair of an unused column.
 pub const NO_EXPERT: u32 = u32::MAX;
 
+/// Maximum experts to choose per row; experts.glsl has the same constant.
+pub const MAX_EXPERTS_PER_TOKEN: usize = 16;
+
 /// The columns of a product over experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct ExpertColumns {

@@ -24,6 +24,10 @@ use weights::blueprint::MatrixId;
 use super::{BlockOutput, Step, StepBuffers};
 use crate::{Model, Result, loaded::epilogue, state::TIMEOUT};
 
+// The limit of configs is that of the router.
+const _: () =
+    assert!(checkpoint::config::MAX_EXPERTS_PER_TOKEN as usize == kernels::experts::MAX_EXPERTS_PER_TOKEN);
+
 /// The name of down products in profiles.
 const DOWN: &str = "experts' down";
 

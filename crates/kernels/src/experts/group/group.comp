@@ -27,56 +27,76 @@ layout(push_constant, scalar) uniform Push {
 } push;
 
 shared uint counts[MAX_EXPERTS];
-shared uint first_groups[MAX_EXPERTS];
-shared uint used_groups;
+// The next column of an expert for pairs that are not the first of a thread.
+shared uint next_columns[MAX_EXPERTS];
+// Prefix sums of the experts' numbers of groups, twice: one is written while the other is read.
+shared uint ends[2 * MAX_EXPERTS];
 
-uint groups_of(uint count) {
-    return (count + WIDTH - 1) / WIDTH;
+uint groups_of(uint expert) {
+    return (counts[expert] + WIDTH - 1) / WIDTH;
 }
 
 void main() {
     uint thread = gl_LocalInvocationIndex;
+    // The first pair of a thread stays in registers: up to THREADS pairs are read once.
+    uint own_expert = thread < push.pairs ? push.chosen.data[thread] : NO_EXPERT;
+    uint own_column = 0;
     for (uint e = thread; e < push.experts; e += THREADS) {
         counts[e] = 0;
     }
     barrier();
-    for (uint pair = thread; pair < push.pairs; pair += THREADS) {
-        uint expert = push.chosen.data[pair];
-        if (expert != NO_EXPERT) {
-            atomicAdd(counts[expert], 1);
-        }
+    if (own_expert != NO_EXPERT) {
+        own_column = atomicAdd(counts[own_expert], 1);
     }
     barrier();
-    for (uint e = thread; e < push.experts; e += THREADS) {
-        uint first = 0;
-        for (uint other = 0; other < e; other++) {
-            first += groups_of(counts[other]);
+    if (push.pairs > THREADS) {
+        for (uint e = thread; e < push.experts; e += THREADS) {
+            next_columns[e] = counts[e];
         }
-        first_groups[e] = first;
-        uint own = groups_of(counts[e]);
-        for (uint group = first; group < first + own; group++) {
+        barrier();
+        for (uint pair = thread + THREADS; pair < push.pairs; pair += THREADS) {
+            uint expert = push.chosen.data[pair];
+            if (expert != NO_EXPERT) {
+                atomicAdd(counts[expert], 1);
+            }
+        }
+        barrier();
+    }
+    for (uint e = thread; e < push.experts; e += THREADS) {
+        ends[e] = groups_of(e);
+    }
+    barrier();
+    uint from = 0;
+    for (uint stride = 1; stride < push.experts; stride *= 2) {
+        uint to = MAX_EXPERTS - from;
+        for (uint e = thread; e < push.experts; e += THREADS) {
+            ends[to + e] = ends[from + e] + (e >= stride ? ends[from + e - stride] : 0);
+        }
+        barrier();
+        from = to;
+    }
+    for (uint e = thread; e < push.experts; e += THREADS) {
+        uint end = ends[from + e];
+        uint first = end - groups_of(e);
+        for (uint group = first; group < end; group++) {
             push.group_experts.data[group] = e;
         }
-        for (uint column = counts[e]; column < own * WIDTH; column++) {
-            push.group_pairs.data[first * WIDTH + column] = NO_EXPERT;
-        }
-        if (e == push.experts - 1) {
-            used_groups = first + own;
+        for (uint column = first * WIDTH + counts[e]; column < end * WIDTH; column++) {
+            push.group_pairs.data[column] = NO_EXPERT;
         }
     }
-    barrier();
-    for (uint group = used_groups + thread; group < push.groups; group += THREADS) {
+    for (uint group = ends[from + push.experts - 1] + thread; group < push.groups; group += THREADS) {
         push.group_experts.data[group] = NO_EXPERT;
     }
-    for (uint e = thread; e < push.experts; e += THREADS) {
-        counts[e] = 0;
+    if (own_expert != NO_EXPERT) {
+        uint first = ends[from + own_expert] - groups_of(own_expert);
+        push.group_pairs.data[first * WIDTH + own_column] = thread;
     }
-    barrier();
-    for (uint pair = thread; pair < push.pairs; pair += THREADS) {
+    for (uint pair = thread + THREADS; pair < push.pairs; pair += THREADS) {
         uint expert = push.chosen.data[pair];
         if (expert != NO_EXPERT) {
-            uint column = atomicAdd(counts[expert], 1);
-            push.group_pairs.data[first_groups[expert] * WIDTH + column] = pair;
+            uint first = ends[from + expert] - groups_of(expert);
+            push.group_pairs.data[first * WIDTH + atomicAdd(next_columns[expert], 1)] = pair;
         }
     }
 }

@@ -8,6 +8,7 @@ mod tests;
 
 use gpu::{Address, Device, Error, Pipeline, Recorder, Result, Tier, View};
 
+use super::MAX_EXPERTS_PER_TOKEN;
 use crate::{
     Activations, HALF_GROUP, Kernel, VectorData, Vectors,
     shaders::router::{Constants, Push, TIERS},
@@ -53,8 +54,6 @@ pub struct AddShape {
 
 /// Maximum experts to choose from.
 pub const MAX_EXPERTS: usize = 512;
-/// Maximum experts to choose per row.
-pub const MAX_PER_TOKEN: usize = 16;
 
 /// The buffers of one call.
 pub struct Operands<'a> {
@@ -106,10 +105,10 @@ impl Router {
         let Shape { k, experts, per_token, .. } = shape;
         if !k.is_multiple_of(4)
             || experts > MAX_EXPERTS
-            || !(1..=experts.min(MAX_PER_TOKEN)).contains(&per_token)
+            || !(1..=experts.min(MAX_EXPERTS_PER_TOKEN)).contains(&per_token)
         {
             let reason = format!(
-                "{per_token} of {experts} experts for rows of {k} values; it chooses up to {MAX_PER_TOKEN} of up to \
+                "{per_token} of {experts} experts for rows of {k} values; it chooses up to {MAX_EXPERTS_PER_TOKEN} of up to \
                  {MAX_EXPERTS}, for rows of multiples of 4 values"
             );
             return Err(Error::InvalidUse { what: "router".into(), reason });
