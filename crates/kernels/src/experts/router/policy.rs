@@ -25,6 +25,9 @@ pub struct Plan {
 /// Rows from which workgroups have four, and eight: they read W fewer times, and there are still enough of them.
 const SEVERAL_ROWS: usize = 4;
 const MANY_ROWS: usize = 48;
+/// Rows from which there are so many workgroups that few threads each are better: a sum over threads costs more than their
+/// products where each has only some of K.
+const PROMPT_ROWS: usize = 256;
 
 /// Minimum compute units for workgroups of few experts and many threads.
 const MIN_COMPUTE_UNITS: u32 = 64;
@@ -50,7 +53,8 @@ pub fn at_tier(caps: &Caps, rows: usize, tier: Tier) -> Plan {
         (SEVERAL_ROWS..MANY_ROWS, _) if is_large => (512, 4, 4),
         (SEVERAL_ROWS..MANY_ROWS, _) => (256, 4, 4),
         // More threads would have too few registers each.
-        _ => (256, 8, 8),
+        (MANY_ROWS..PROMPT_ROWS, _) => (256, 8, 8),
+        _ => (64, 8, 8),
     };
     Plan {
         tier,
@@ -78,7 +82,7 @@ const LISTED_SHAPE: Shape =
 /// The pipelines that models request, for a common number of experts.
 pub fn variants(caps: &Caps) -> Vec<Variant> {
     let tiers = [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier));
-    let rows = |tier| [1, SEVERAL_ROWS, MANY_ROWS].map(|rows| at_tier(caps, rows, tier));
+    let rows = |tier| [1, SEVERAL_ROWS, MANY_ROWS, PROMPT_ROWS].map(|rows| at_tier(caps, rows, tier));
     let mut plans: Vec<Plan> = tiers.flat_map(rows).collect();
     plans.dedup();
     let add = |partials, output| Shape { add: Some(AddShape { partials, output }), ..LISTED_SHAPE };
