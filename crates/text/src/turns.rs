@@ -1,8 +1,9 @@
-//! Corrections to what templates of Gemma 4 render.
+//! Corrections for templates that do not render every conversation.
 //!
-//! 1. Some look for tool results in the field `tool_responses` of the message with the calls, and would render
+//! 1. Some fail if a message that only calls tools has no text, not even an empty one (Qwen 3).
+//! 2. Some of Gemma 4's look for tool results in the field `tool_responses` of the message with the calls, and would render
 //!    messages with the role `tool` as turns of their own.
-//! 2. Some close the model's turn after a message that has both text and tool calls, and start no other one after
+//! 3. Some of Gemma 4's close the model's turn after a message that has both text and tool calls, and start no other one after
 //!    the results. The model would go on after the end of its turn, and never stop thinking.
 
 use serde_json::{Map, Value, json};
@@ -18,6 +19,17 @@ const RESPONSES: &str = "tool_responses";
 // Words that occur in no template.
 const TOOL: &str = "zqprobe_tool";
 const RESULT: &str = "zqproberesult";
+
+/// Whether the template fails without an empty text in a message that only calls tools.
+pub(crate) fn needs_text(template: &ChatTemplate) -> bool {
+    let fails = |content: Option<String>| {
+        let call = ToolCall { id: "zqprobe01".into(), name: TOOL.into(), arguments: json!({}) };
+        let messages = [Message::new("user", "zq"), Message::with_tool_calls(content, vec![call])];
+        let values = messages.iter().map(|message| json!(message)).collect();
+        template.render_values(&values, messages.len()).is_err()
+    };
+    fails(None) && !fails(Some(String::new()))
+}
 
 /// Whether the template renders tool results only if they are in the message with the calls.
 pub(crate) fn needs_folded_results(template: &ChatTemplate) -> bool {
