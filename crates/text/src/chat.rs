@@ -5,6 +5,7 @@
 //! and are untrusted, so the number of instructions and the size of the output are limited; both limits grow
 //! with the conversation.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::io::Write;
 use std::ops::RangeInclusive;
@@ -101,6 +102,8 @@ pub struct ChatTemplate {
     eos: String,
     /// Whether tool results belong to the message with the calls.
     folds_results: OnceLock<bool>,
+    /// Whether a message that only calls tools needs an empty text.
+    needs_text: OnceLock<bool>,
 }
 
 impl ChatTemplate {
@@ -121,6 +124,7 @@ impl ChatTemplate {
             bos: bos.to_owned(),
             eos: eos.to_owned(),
             folds_results: OnceLock::new(),
+            needs_text: OnceLock::new(),
         })
     }
 
@@ -234,13 +238,24 @@ impl ChatTemplate {
         let mut input = 0;
         each_text(messages, &[], &mut |text| input += text.len());
         let count = messages.len() + calls;
+        let mut messages = Cow::Borrowed(messages);
+        let without_text = |message: &Message| message.content.is_none();
+        if messages.iter().any(without_text) && *self.needs_text.get_or_init(|| turns::needs_text(self)) {
+            for message in messages.to_mut().iter_mut().filter(|message| without_text(message)) {
+                message.content = Some(String::new());
+            }
+        }
         let messages = match folds_results {
-            true => Value::from(Serde(turns::fold_results(messages))),
-            false => Value::from(Serde(messages)),
+            true => Value::from(Serde(turns::fold_results(&messages))),
+            false => Value::from(Serde(&*messages)),
         };
         let mut text = self.render_parts(messages, count, input, add_generation_prompt, tools, variables)?;
         if add_generation_prompt {
-            turns::open_turn(&mut text);
+            let question = || {
+                let messages = Value::from(Serde([Message::new("user", "")]));
+                self.render_parts::<()>(messages, 1, 0, true, None, variables).ok()
+            };
+            turns::open_turn(&mut text, question);
         }
         Ok(text)
     }

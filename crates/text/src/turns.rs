@@ -1,8 +1,9 @@
-//! Corrections to what templates of Gemma 4 render.
+//! Corrections for templates that do not render every conversation.
 //!
-//! 1. Some look for tool results in the field `tool_responses` of the message with the calls, and would render
+//! 1. Some fail if a message that only calls tools has no text, not even an empty one (Qwen 3).
+//! 2. Some of Gemma 4's look for tool results in the field `tool_responses` of the message with the calls, and would render
 //!    messages with the role `tool` as turns of their own.
-//! 2. Some close the model's turn after a message that has both text and tool calls, and start no other one after
+//! 3. Some of Gemma 4's close the model's turn after a message that has both text and tool calls, and start no other one after
 //!    the results. The model would go on after the end of its turn, and never stop thinking.
 
 use serde_json::{Map, Value, json};
@@ -18,6 +19,17 @@ const RESPONSES: &str = "tool_responses";
 // Words that occur in no template.
 const TOOL: &str = "zqprobe_tool";
 const RESULT: &str = "zqproberesult";
+
+/// Whether the template fails without an empty text in a message that only calls tools.
+pub(crate) fn needs_text(template: &ChatTemplate) -> bool {
+    let fails = |content: Option<String>| {
+        let call = ToolCall { id: "zqprobe01".into(), name: TOOL.into(), arguments: json!({}) };
+        let messages = [Message::new("user", "zq"), Message::with_tool_calls(content, vec![call])];
+        let values = messages.iter().map(|message| json!(message)).collect();
+        template.render_values(&values, messages.len()).is_err()
+    };
+    fails(None) && !fails(Some(String::new()))
+}
 
 /// Whether the template renders tool results only if they are in the message with the calls.
 pub(crate) fn needs_folded_results(template: &ChatTemplate) -> bool {
@@ -60,12 +72,15 @@ pub(crate) fn fold_results(messages: &[Message]) -> Vec<Value> {
     folded
 }
 
-/// Starts a turn of the model if a prompt for its reply ends after the end of a turn.
-pub(crate) fn open_turn(text: &mut String) {
-    let Some(end) = text.rfind(TURN_END) else { return };
-    if text.rfind(TURN) < Some(end) {
-        let after = end + TURN_END.len();
-        let line_break = usize::from(text[after..].starts_with('\n'));
-        text.insert_str(after + line_break, MODEL_TURN);
-    }
+/// Starts a turn of the model if a prompt for its reply ends after the end of a turn. `usual` renders a prompt for a
+/// reply to a question, which shows how the template starts one.
+pub(crate) fn open_turn(text: &mut String, usual: impl FnOnce() -> Option<String>) {
+    let Some(end) = text.rfind(TURN_END).filter(|end| text.rfind(TURN) < Some(*end)) else { return };
+    let after = end + TURN_END.len();
+    let after = after + usize::from(text[after..].starts_with('\n'));
+    // The template may have written what follows the start of a turn.
+    let is_bare = text[after..].is_empty();
+    let usual = usual().filter(|_| is_bare);
+    let start = usual.as_ref().and_then(|usual| Some(&usual[usual.rfind(TURN)?..]));
+    text.insert_str(after, start.filter(|start| start.starts_with(MODEL_TURN)).unwrap_or(MODEL_TURN));
 }

@@ -1,5 +1,8 @@
 //! Tool calls that are not a JSON object each: Gemma 4's notation, XML-like parameters, Mistral's formats.
 
+mod common;
+
+use common::path_from_env;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use text::{
@@ -315,6 +318,12 @@ fn gemma_4_results_belong_to_the_turn_of_their_calls() {
     let mut with_text = answered.clone();
     with_text[1] = asked(Some("Wait."));
     assert_eq!(render(&with_text), format!("{turn}{results}Wait.<turn|>\n<|turn>model\n{end}"));
+    // The turn starts as it usually does, even if the template writes nothing after results.
+    let silent = GEMMA4.replace(
+        "{%- if not thinks %}{{ '<|channel>",
+        "{%- if not thinks and not state.responded %}{{ '<|channel>",
+    );
+    assert_eq!(template(&silent).render(&with_text, true).unwrap(), render(&with_text));
     // Nothing changes where the template starts the turn itself.
     assert_eq!(render(&[question.clone()]), format!("<s><|turn>user\n?<turn|>\n<|turn>model\n{end}"));
     let not_asked = template(GEMMA4).render(&with_text, false).unwrap();
@@ -335,6 +344,14 @@ fn gemma_4_results_belong_to_the_turn_of_their_calls() {
 }
 
 #[test]
+fn a_template_that_needs_a_text_gets_an_empty_one() {
+    let source = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.role }}:{{ 'thinks' if '</think>' in m.content }}{{ m.content }}{% for c in m.tool_calls %}<call>{{ c.function.name }}={{ c.function.arguments | tojson }}</call>{% endfor %};{% endfor %}";
+    let messages = [Message::new("user", "?"), Message::with_tool_calls(None, vec![call("f", json!({}))])];
+    assert_eq!(template(source).render(&messages, false).unwrap(), "user:?;assistant:<call>f={}</call>;");
+    assert_eq!(format(source).prefix, "<call>");
+}
+
+#[test]
 fn calls_of_a_conversation_are_parsed_as_they_were_rendered() {
     let arguments = json!({ "city": "a b", "days": 3, "deep": { "x": [true, null, "y"] } });
     for source in [GEMMA4, XML, MISTRAL, MISTRAL_ARRAY] {
@@ -350,6 +367,32 @@ fn calls_of_a_conversation_are_parsed_as_they_were_rendered() {
             calls.into_iter().map(|(name, json)| (name, serde_json::from_str(&json).unwrap())).collect();
         assert_eq!(calls, [("f".to_owned(), arguments.clone()), ("g".to_owned(), json!({}))], "{text}");
         assert!(!tokenizer().encode(&text, EncodeSpecial::Parse).is_empty());
+    }
+}
+
+/// Templates of real models, from llama.cpp's repository (`INDRIK_TEST_TEMPLATES`: its folder models/templates).
+#[test]
+fn real_templates_have_known_formats() {
+    let Some(folder) = path_from_env("INDRIK_TEST_TEMPLATES", "a folder with chat templates") else { return };
+    for (name, syntax, thinking) in [
+        ("google-gemma-4-31B-it", Some(CallSyntax::Gemma4), Some("<|channel>")),
+        ("google-gemma-4-31B-it-interleaved", Some(CallSyntax::Gemma4), Some("<|channel>")),
+        ("Qwen3-Coder", Some(CallSyntax::Xml), None),
+        ("Qwen3.5-4B", Some(CallSyntax::Xml), Some("<think>")),
+        ("Qwen-Qwen3-0.6B", Some(CallSyntax::Json), Some("<think>")),
+        ("Qwen-Qwen2.5-7B-Instruct", Some(CallSyntax::Json), None),
+        ("mistralai-Ministral-3-14B-Reasoning-2512", Some(CallSyntax::Json), Some("[THINK]")),
+        ("mistralai-Mistral-Nemo-Instruct-2407", Some(CallSyntax::JsonArray), None),
+    ] {
+        let source = std::fs::read_to_string(folder.join(format!("{name}.jinja"))).unwrap();
+        let template = template(&source);
+        let found = match template.tool_support(&tokenizer()) {
+            ToolSupport::Format(format) => Some(format.syntax),
+            ToolSupport::None | ToolSupport::UnknownFormat => None,
+        };
+        assert_eq!(found, syntax, "{name}");
+        let start = template.thinking_format(&tokenizer()).map(|format| format.start);
+        assert_eq!(start.as_deref(), thinking, "{name}");
     }
 }
 

@@ -163,6 +163,15 @@ fn a_real_file_encodes_and_decodes() {
     assert_eq!(stops, [1, 50, 106]);
     assert_eq!(tokenizer.encode("\n\n\n", EncodeSpecial::AsText), [109]);
     assert_eq!(tokenizer.encode("<|turn>", EncodeSpecial::Parse), [105]);
+    // Texts and llama.cpp's ids, beside its file with the vocabulary only.
+    let beside = |extension: &str| std::fs::read_to_string(format!("{}.{extension}", path.display())).ok();
+    if let Some((texts, ids)) = beside("inp").zip(beside("out")) {
+        let texts = texts.strip_suffix("\n__ggml_vocab_test__\n").unwrap_or(&texts);
+        for (text, ids) in texts.split("\n__ggml_vocab_test__\n").zip(ids.lines()) {
+            let ids: Vec<u32> = ids.split_whitespace().map(|id| id.parse().unwrap()).collect();
+            assert_eq!(tokenizer.encode(text, EncodeSpecial::AsText), ids, "{text:?}");
+        }
+    }
     let mut random = Random(1);
     for _ in 0..2000 {
         let text = random.text();
