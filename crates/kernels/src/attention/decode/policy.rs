@@ -225,10 +225,11 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
     }
     let qwen2 = gemma((12, 2, 128, 0, 32_768), KvScheme::F16, Activations::F32);
     let llama = gemma((9, 3, 64, 0, 8192), KvScheme::F16, Activations::F32);
-    let long = |model| Shape { value_norm: true, ..gemma(model, KvScheme::F16, Activations::F16) };
-    let keys_and_values = [KeysAndValues::ValuesFromKeys, KeysAndValues::Shared];
     for model in MODEL_SHAPES.into_iter().filter(|(_, _, head_dim, ..)| *head_dim == 512) {
-        shapes.extend(keys_and_values.map(|keys_and_values| Shape { keys_and_values, ..long(model) }));
+        let long = gemma(model, KvScheme::F16, Activations::F16);
+        let keys_and_values = KeysAndValues::ValuesFromKeys;
+        shapes.push(Shape { keys_and_values, value_norm: true, ..long });
+        shapes.push(Shape { keys_and_values: KeysAndValues::Shared, ..long });
     }
     shapes.push(Shape { norm: None, bias: true, ..qwen2 });
     shapes.push(Shape { norm: None, interleaved: true, ..llama });
