@@ -165,6 +165,12 @@ fn long_contexts_are_split_where_heads_do_not_fill_the_device() {
     assert_eq!(splits(&known::h200(), 1024, 131_072), 8, "a window of 1024 is worth 8 splits");
     assert_eq!(splits(&known::h200(), 0, 100), 1);
     assert_eq!(splits(&known::radeon_780m(), 0, 131_072), 6);
+    let threads = |heads, kv_heads, head_dim| {
+        let shape = Shape { heads, kv_heads, head_dim, context_length: 131_072, ..SMALL };
+        policy::plan(&known::h200(), &shape).threads
+    };
+    assert_eq!(threads(8, 1, 512), 256, "128 workgroups for 132 units");
+    assert_eq!([threads(32, 4, 512), threads(4, 1, 256)], [128, 128]);
     assert!(policy::candidates(&known::h200(), &SMALL).len() > 20);
     assert_eq!(policy::candidates(&known::mesa_cpu(), &SMALL).len(), 1);
     assert!(policy::is_preferred(&known::h200()) && !policy::is_preferred(&known::mesa_cpu()));
