@@ -251,7 +251,11 @@ impl ChatTemplate {
         };
         let mut text = self.render_parts(messages, count, input, add_generation_prompt, tools, variables)?;
         if add_generation_prompt {
-            turns::open_turn(&mut text);
+            let question = || {
+                let messages = Value::from(Serde([Message::new("user", "")]));
+                self.render_parts::<()>(messages, 1, 0, true, None, variables).ok()
+            };
+            turns::open_turn(&mut text, question);
         }
         Ok(text)
     }

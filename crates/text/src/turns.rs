@@ -72,12 +72,15 @@ pub(crate) fn fold_results(messages: &[Message]) -> Vec<Value> {
     folded
 }
 
-/// Starts a turn of the model if a prompt for its reply ends after the end of a turn.
-pub(crate) fn open_turn(text: &mut String) {
-    let Some(end) = text.rfind(TURN_END) else { return };
-    if text.rfind(TURN) < Some(end) {
-        let after = end + TURN_END.len();
-        let line_break = usize::from(text[after..].starts_with('\n'));
-        text.insert_str(after + line_break, MODEL_TURN);
-    }
+/// Starts a turn of the model if a prompt for its reply ends after the end of a turn. `usual` renders a prompt for a
+/// reply to a question, which shows how the template starts one.
+pub(crate) fn open_turn(text: &mut String, usual: impl FnOnce() -> Option<String>) {
+    let Some(end) = text.rfind(TURN_END).filter(|end| text.rfind(TURN) < Some(*end)) else { return };
+    let after = end + TURN_END.len();
+    let after = after + usize::from(text[after..].starts_with('\n'));
+    // The template may have written what follows the start of a turn.
+    let is_bare = text[after..].is_empty();
+    let usual = usual().filter(|_| is_bare);
+    let start = usual.as_ref().and_then(|usual| Some(&usual[usual.rfind(TURN)?..]));
+    text.insert_str(after, start.filter(|start| start.starts_with(MODEL_TURN)).unwrap_or(MODEL_TURN));
 }

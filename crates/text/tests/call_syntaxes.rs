@@ -318,8 +318,14 @@ fn gemma_4_results_belong_to_the_turn_of_their_calls() {
     let mut with_text = answered.clone();
     with_text[1] = asked(Some("Wait."));
     assert_eq!(render(&with_text), format!("{turn}{results}Wait.<turn|>\n<|turn>model\n{end}"));
+    // The turn starts as it usually does, even if the template writes nothing after results.
+    let silent = GEMMA4.replace(
+        "{%- if not thinks %}{{ '<|channel>",
+        "{%- if not thinks and not state.responded %}{{ '<|channel>",
+    );
+    assert_eq!(template(&silent).render(&with_text, true).unwrap(), render(&with_text));
     // Nothing changes where the template starts the turn itself.
-    assert_eq!(render(&[question.clone()]), format!("<s><|turn>user\n?<turn|>\n<|turn>model\n{end}"));
+    assert_eq!(render(std::slice::from_ref(&question)), format!("<s><|turn>user\n?<turn|>\n<|turn>model\n{end}"));
     let not_asked = template(GEMMA4).render(&with_text, false).unwrap();
     assert!(not_asked.ends_with("Wait.<turn|>\n"), "{not_asked}");
     // The text of messages closes no turn.
