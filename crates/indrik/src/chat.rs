@@ -190,14 +190,18 @@ impl Chat {
         if let Some(format) = &self.thinking_format {
             let open = format.is_open(tokenizer, &prompt);
             let may_start = self.thinking != Some(false);
+            let tools = self.tools.as_ref().filter(|tools| tools.grammar.is_some());
+            let trigger = tools.and_then(|tools| tools.format.control_trigger());
             let after_thinking = |inner: Box<dyn TokenConstraint>| -> Box<dyn TokenConstraint> {
                 let stops = options.stop_token_ids.as_ref().unwrap_or(stop_token_ids);
-                Box::new(ThinkingConstraint::new(inner, format, tokenizer, stops, open, may_start))
+                let constraint = ThinkingConstraint::new(inner, format, tokenizer, stops, open, may_start);
+                Box::new(constraint.ending_at(trigger.map(|(_, id)| id)))
             };
             options.constraint = options.constraint.take().map(after_thinking);
             options.visible_control_tokens.extend(format.control_tokens.iter().map(|(_, id)| *id));
             // The text of a call may contain anything.
-            thinking_parser = Some(ThinkingParser::new(format.clone(), open, self.tools.is_none()));
+            let parser = ThinkingParser::new(format.clone(), open, self.tools.is_none());
+            thinking_parser = Some(parser.ending_at(trigger.map(|(name, _)| name)));
         }
         let generation = self.model.generate(prompt, options)?;
         self.messages.drain(..dropped);

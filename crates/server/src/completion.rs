@@ -94,14 +94,15 @@ async fn parse(
 async fn attach_grammar(app: &AppState, parsed: &mut ParsedRequest) -> Result<(), Error> {
     if let Some(constraint) = parsed.constraint.take() {
         let matchers = app.grammars.matchers(constraint, parsed.requests.len()).await?;
+        let trigger = parsed.tool_calls.as_ref().and_then(|calls| calls.trigger.as_ref());
+        let call_start = trigger.map(|(_, id)| *id);
         for (request, matcher) in parsed.requests.iter_mut().zip(matchers) {
             request.grammar = Some(match &parsed.thinking {
                 None => Box::new(matcher),
-                Some(thinking) => Box::new(thinking.constraint(
-                    Box::new(matcher),
-                    &app.model.tokenizer,
-                    &request.stop_token_ids,
-                )),
+                Some(thinking) => {
+                    let (tokenizer, stops) = (&app.model.tokenizer, &request.stop_token_ids);
+                    Box::new(thinking.constraint(Box::new(matcher), tokenizer, stops).ending_at(call_start))
+                }
             });
         }
     }

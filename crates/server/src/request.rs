@@ -187,9 +187,11 @@ impl ParsedRequest {
         let parser = self.tool_calls.as_ref().map(|calls| calls.parser.clone());
         // The text of a call may contain anything.
         let anywhere = parser.is_none();
-        let thinking = self.thinking.as_ref();
-        let thinking =
-            thinking.map(|thinking| ThinkingParser::new(thinking.format.clone(), thinking.open, anywhere));
+        let trigger = self.tool_calls.as_ref().and_then(|calls| calls.trigger.as_ref());
+        let thinking = self.thinking.as_ref().map(|thinking| {
+            let parser = ThinkingParser::new(thinking.format.clone(), thinking.open, anywhere);
+            parser.ending_at(trigger.map(|(name, _)| name.as_str()))
+        });
         Ok((detokenizer, OutputParser::new(thinking, parser, stops, self.logprobs, self.constraint_field)))
     }
 }

@@ -14,6 +14,8 @@ pub(crate) struct ToolCallParsing {
     pub(crate) parser: ToolCallParser,
     /// Control tokens that delimit calls; the detokenizer must keep them.
     pub(crate) control_tokens: Vec<u32>,
+    /// The control token that starts a call.
+    pub(crate) trigger: Option<(String, u32)>,
 }
 
 impl ToolCallParsing {
@@ -23,6 +25,7 @@ impl ToolCallParsing {
             parser: ToolCallParser::new(grammar.format.clone(), text_allowed).with_schemas(
                 grammar.tools.iter().map(|tool| (tool.name.as_str(), tool.parameters.as_ref())),
             ),
+            trigger: grammar.format.control_trigger().map(|(name, id)| (name.to_owned(), id)),
             control_tokens: grammar.format.control_tokens.iter().map(|(_, id)| *id).collect(),
         }
     }

@@ -136,6 +136,13 @@ fn gemma_4_thinks_calls_and_gets_results() {
     let (reasoning, content, made) = assemble(&server.chunks(CHAT, &with_tools(json!({ "stream": true }))));
     assert_eq!((reasoning.as_str(), content.as_str(), made.len()), ("The weather", "", 1));
 
+    // Or without the end of the thinking.
+    let text =
+        "<|channel>thought\nThe weather<|tool_call>call:weather{city:<|\"|>Rome<|\"|>,days:1}<tool_call|>";
+    let unclosed = scripted(GEMMA4, tokenizer_with(&CONTROLS), text);
+    let message = unclosed.post(CHAT, &with_tools(json!({}))).json()["choices"][0]["message"].take();
+    assert_eq!((&message["reasoning_content"], calls(&message).len()), (&json!("The weather"), 1));
+
     // After text and calls in one message, the reply is a turn of its own.
     let called = json!([{ "id": "c1", "type": "function", "function": { "name": "weather", "arguments": "{\"city\":\"Rome\",\"days\":1}" } }]);
     let messages = json!([

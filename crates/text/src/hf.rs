@@ -225,6 +225,7 @@ fn build(file: &File, config: &TokenizerConfig) -> Result<Tokenizer> {
     let first = first_special(&file.post_processor);
     let bos = id(&config.bos_token).or_else(|| id(&first)).or_else(|| id(&Some("<bos>".into())));
     let eos = id(&config.eos_token).or_else(|| id(&Some("<eos>".into())));
+    let is_gemma4 = alphabet.is_none() && id(&Some("<|turn>".into())).is_some();
     let specials = |control: bool| {
         let wanted = |added: &&Added| control || classes[added.id as usize] == Class::UserDefined;
         let wanted = file.added_tokens.iter().filter(wanted);
@@ -240,7 +241,8 @@ fn build(file: &File, config: &TokenizerConfig) -> Result<Tokenizer> {
         bos,
         eos,
         unknown: id(&model.unk_token),
-        add_bos: config.add_bos_token.unwrap_or(first.is_some()),
+        // Gemma 4 needs one, whatever its files say.
+        add_bos: is_gemma4 || config.add_bos_token.unwrap_or(first.is_some()),
         space_prefix: prefix,
         metaspace: alphabet.is_none(),
         fuse_unknown: model.fuse_unk,

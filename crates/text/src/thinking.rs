@@ -108,6 +108,8 @@ pub struct ThinkingParser {
     state: State,
     /// Whether thinking may also start after text of the answer.
     anywhere: bool,
+    /// Start of a tool call, which ends the thinking without its delimiter.
+    call_start: Option<String>,
     /// Output that no event covers yet.
     buffer: String,
 }
@@ -118,7 +120,13 @@ impl ThinkingParser {
     pub fn new(format: ThinkingFormat, open: bool, anywhere: bool) -> ThinkingParser {
         let state = if open { State::Opening } else { State::Start };
         let anywhere = anywhere && format.starts_with_control();
-        ThinkingParser { format, state, anywhere, buffer: String::new() }
+        ThinkingParser { format, state, anywhere, call_start: None, buffer: String::new() }
+    }
+
+    /// The same parser, for which a control token that starts a tool call also ends the thinking: some models forget
+    /// the delimiter.
+    pub fn ending_at(self, call_start: Option<&str>) -> ThinkingParser {
+        ThinkingParser { call_start: call_start.map(str::to_owned), ..self }
     }
 
     /// Whether the output so far ends within the thinking.
@@ -220,7 +228,14 @@ impl ThinkingParser {
     }
 
     fn think(&mut self, events: &mut Vec<ThinkingEvent>) -> bool {
-        let found = find(&self.buffer, &self.format.end);
+        let end = find(&self.buffer, &self.format.end);
+        let call = self.call_start.as_ref().map_or(Err(usize::MAX), |start| find(&self.buffer, start));
+        let is_call = call.is_ok_and(|call| end.is_err() || end.is_ok_and(|end| call < end));
+        let found = match (end, call) {
+            _ if is_call => call,
+            (Ok(_), _) => end,
+            (Err(end), Ok(call) | Err(call)) => Err(end.min(call)),
+        };
         let (Ok(length) | Err(length)) = found;
         // White space before the closing delimiter is not part of the thinking.
         let thought = self.buffer[..length].trim_end().len();
@@ -232,9 +247,11 @@ impl ThinkingParser {
         if found.is_err() {
             return false;
         }
-        let markup = self.take(length + self.format.end.len());
-        events.push(ThinkingEvent::Markup(markup));
-        self.state = State::Closed;
+        let markup = self.take(if is_call { length } else { length + self.format.end.len() });
+        if !markup.is_empty() {
+            events.push(ThinkingEvent::Markup(markup));
+        }
+        self.state = if is_call { State::Text } else { State::Closed };
         true
     }
 }
@@ -257,6 +274,8 @@ pub struct ThinkingConstraint {
     end: String,
     /// The token that starts thinking, if it may start and a single token does it.
     start: Option<u32>,
+    /// The control token that starts a tool call, which ends the thinking, too.
+    call_start: Option<u32>,
     /// Line breaks that may follow the thinking.
     line_breaks: Vec<u32>,
     state: ConstraintState,
@@ -297,6 +316,7 @@ impl ThinkingConstraint {
             stop_token_ids: stop_token_ids.to_vec(),
             end: format.end.clone(),
             start: single(&format.start).filter(|_| may_start),
+            call_start: None,
             line_breaks: ["\n", "\n\n"].into_iter().filter_map(single).collect(),
             state: ConstraintState::Start,
         };
@@ -304,6 +324,11 @@ impl ThinkingConstraint {
             constraint.state = constraint.thinking();
         }
         constraint
+    }
+
+    /// The same constraint, which a control token that starts a tool call also begins.
+    pub fn ending_at(self, call_start: Option<u32>) -> ThinkingConstraint {
+        ThinkingConstraint { call_start, ..self }
     }
 
     fn thinking(&self) -> ConstraintState {
@@ -340,6 +365,10 @@ impl TokenConstraint for ThinkingConstraint {
 
     fn accept(&mut self, token: u32) -> Result<(), String> {
         match &mut self.state {
+            ConstraintState::Thinking { .. } if self.call_start == Some(token) => {
+                self.state = ConstraintState::Answer;
+                self.inner.accept(token)
+            }
             ConstraintState::Thinking { detokenizer, tail } => {
                 detokenizer.push_to(token, tail);
                 match find(tail, &self.end) {
@@ -385,6 +414,7 @@ impl TokenConstraint for ThinkingConstraint {
             stop_token_ids: self.stop_token_ids.clone(),
             end: self.end.clone(),
             start: self.start,
+            call_start: self.call_start,
             line_breaks: self.line_breaks.clone(),
             state: self.state.clone(),
         })

@@ -57,6 +57,13 @@ impl ToolCallFormat {
         Some(bare).filter(|bare| is_distinct && !bare.is_empty())
     }
 
+    /// The control token that starts a call: name and id.
+    pub fn control_trigger(&self) -> Option<(&str, u32)> {
+        let trigger =
+            self.control_tokens.iter().find(|(name, _)| self.trigger_len > 0 && name == self.trigger());
+        trigger.map(|(name, id)| (name.as_str(), *id))
+    }
+
     /// The start of an element of [`CallSyntax::JsonArray`].
     pub fn element_prefix(&self) -> &str {
         &self.prefix[self.prefix.rfind('{').unwrap_or(0)..]

@@ -325,7 +325,10 @@ fn gemma_4_results_belong_to_the_turn_of_their_calls() {
     );
     assert_eq!(template(&silent).render(&with_text, true).unwrap(), render(&with_text));
     // Nothing changes where the template starts the turn itself.
-    assert_eq!(render(&[question.clone()]), format!("<s><|turn>user\n?<turn|>\n<|turn>model\n{end}"));
+    assert_eq!(
+        render(std::slice::from_ref(&question)),
+        format!("<s><|turn>user\n?<turn|>\n<|turn>model\n{end}")
+    );
     let not_asked = template(GEMMA4).render(&with_text, false).unwrap();
     assert!(not_asked.ends_with("Wait.<turn|>\n"), "{not_asked}");
     // The text of messages closes no turn.

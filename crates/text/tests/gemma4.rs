@@ -68,7 +68,7 @@ fn gguf() -> Vocabulary {
 }
 
 static TOKENIZERS: LazyLock<[Tokenizer; 2]> = LazyLock::new(|| {
-    let config = json!({ "bos_token": "<bos>", "eos_token": "<turn|>", "add_bos_token": true });
+    let config = json!({ "bos_token": "<bos>", "eos_token": "<turn|>" });
     let file = serde_json::to_vec(&FIXTURE.file).unwrap();
     let hf = Tokenizer::from_hf(&file, Some(&serde_json::to_vec(&config).unwrap())).unwrap();
     [hf, Tokenizer::from_vocabulary(gguf()).unwrap()]

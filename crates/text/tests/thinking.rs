@@ -214,6 +214,38 @@ fn thinking_is_separated_from_the_answer() {
 }
 
 #[test]
+fn a_tool_call_ends_the_thinking_without_its_delimiter() {
+    let format = format(CHANNEL);
+    let parse = |pieces: &[&str]| {
+        let mut parser = ThinkingParser::new(format.clone(), false, false).ending_at(Some("<|call>"));
+        let mut events: Vec<_> = pieces.iter().flat_map(|piece| parser.push(piece)).collect();
+        events.extend(parser.finish());
+        events
+    };
+    for (output, thought, answer) in [
+        ("<|channel>thought\nA b \n<|call>f{<channel|>}", "A b", "<|call>f{<channel|>}"),
+        ("<|channel>thought\n<|call>f", "", "<|call>f"),
+        ("<|channel><|call>f", "", "<|call>f"),
+        ("<|channel>thought\nA <channel|>B <|call>f", "A", "B <|call>f"),
+        ("<|channel>thought\nA <|cal", "A <|cal", ""),
+    ] {
+        let cuts: Vec<usize> = (0..=output.len()).collect();
+        for pieces in cuts.iter().map(|cut| vec![&output[..*cut], &output[*cut..]]) {
+            let events = parse(&pieces);
+            assert_eq!(collect(&events), (thought.to_owned(), answer.to_owned()), "{pieces:?}");
+            assert_eq!(events.iter().map(ThinkingEvent::text).collect::<String>(), output);
+        }
+    }
+    let tokenizer = tokenizer();
+    let inner = Box::new(Exactly(vec![9], 0));
+    let constraint = ThinkingConstraint::new(inner, &format, &tokenizer, &[2], true, true);
+    let mut constraint = constraint.ending_at(Some(9));
+    constraint.accept(20).unwrap();
+    constraint.accept(9).unwrap();
+    assert!(constraint.is_finished());
+}
+
+#[test]
 fn the_parser_knows_whether_it_is_within_the_thinking() {
     let mut parser = ThinkingParser::new(format(THINK), false, false);
     let mut thinking = |text: &str| {
