@@ -12,11 +12,9 @@ pub(super) fn dense(step: &mut Step<'_>, layer: u32, dense: &Dense) -> Result<()
     step.down(layer, dense)
 }
 
-/// block = the weighted sum of the experts that the router chooses for each row.
+/// block = the weighted sum of the experts that the router chooses for each row; the next norm adds them up.
 pub(super) fn experts(step: &mut Step<'_>, layer: u32, experts: &Experts) -> Result<()> {
     step.route(layer, experts)?;
-    // Concurrently with the end of routing, which keeps a single workgroup busy.
-    step.prefetch(MatrixId::ExpertGateUp(layer))?;
     step.expert_products(layer, experts)
 }
 

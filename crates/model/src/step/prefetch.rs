@@ -37,9 +37,6 @@ pub(super) fn max_workgroups(model: &Model, rows: usize) -> u32 {
     if !worthwhile || model.activations(rows) != Activations::F16 {
         return 0;
     }
-    let ranges = |matrix: &Matrix| prefetch::policy::ranges(model.device.caps(), &matrix.layout());
-    let of_experts = model.weights.matrices.iter().filter(|(id, _)| matches!(id, MatrixId::ExpertGateUp(_)));
-    let matrices =
-        layer_products(model).map(|(matrix, _)| matrix).chain(of_experts.map(|(_, matrix)| matrix));
-    matrices.filter_map(ranges).map(|ranges| ranges.groups()).max().unwrap_or(0)
+    let ranges = |(matrix, _): (&Matrix, _)| prefetch::policy::ranges(model.device.caps(), &matrix.layout());
+    layer_products(model).filter_map(ranges).map(|ranges| ranges.groups()).max().unwrap_or(0)
 }
