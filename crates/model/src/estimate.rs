@@ -36,8 +36,8 @@ const LEVELS_PER_LAYER_WITH_EXPERTS: u32 = 6;
 const LEVELS_PER_LAYER_WITH_BOTH: u32 = 9;
 /// With per-layer embeddings: norm, QKV, attention, output, norm, gate and up, down; norm, gate, gated, quantised, output.
 const LEVELS_PER_LAYER_WITH_EMBEDDINGS: u32 = 12;
-/// What the per-layer embeddings of all layers take: norm, projection, inputs.
-const LEVELS_OF_EMBEDDINGS: u32 = 3;
+/// What the per-layer embeddings of all layers take: norm and projection. Their inputs are computed beside the first norm.
+const LEVELS_OF_EMBEDDINGS: u32 = 2;
 /// Levels outside of the layers: embedding, head, and the two of the sampler.
 const OTHER_LEVELS: u32 = 4;
 
