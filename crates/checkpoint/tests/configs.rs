@@ -51,7 +51,8 @@ fn unsupported_variants_are_rejected() {
     }
     for family in ["llama", "qwen2", "qwen3"] {
         assert_rejected(family, "hidden_act", json!("gelu"), "hidden_act = 'gelu'");
-        let longrope = json!({"rope_type": "longrope", "factor": 4.0, "original_max_position_embeddings": 32768});
+        let longrope =
+            json!({"rope_type": "longrope", "factor": 4.0, "original_max_position_embeddings": 32768});
         assert_rejected(family, "rope_scaling", longrope, "RoPE scaling of type 'longrope'");
         assert_rejected(family, "rope_parameters", json!({"rope_type": "dynamic", "factor": 2}), "'dynamic'");
         assert_rejected(family, "num_key_value_heads", json!(5), "num_key_value_heads is 5");

@@ -31,7 +31,7 @@ fn named(header: &Value, end: &str) -> String {
 
 #[track_caller]
 fn assert_refused(folder: &Path, parts: &[&str]) {
-    let error = Checkpoint::open(folder).err().expect("a damaged file was accepted").to_string();
+    let error = Checkpoint::open(folder).expect_err("a damaged file was accepted").to_string();
     for part in parts {
         assert!(error.contains(part), "'{part}' is not in: {error}");
     }
