@@ -132,10 +132,10 @@ pub struct Dense {
     pub activation: Activation,
 }
 
-/// A mixture of experts: `Σ weight(e) · expert(e, x)` over the experts that a router chooses for each token.
+/// A mixture of experts: `Σ weight(e) · expert(e, x)` over the experts that a router selects for each token.
 ///
 /// The router's scores are a matrix product of the block's input. Softmax over all experts makes weights of them, and the
-/// experts with the largest are chosen.
+/// experts with the largest are selected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Experts {
     /// Experts of the layer.

@@ -242,6 +242,18 @@ impl Slot {
     }
 }
 
+impl Slot {
+    /// The name of a text tensor in native files: that of Hugging Face files, each expert with tensors of its own.
+    pub fn native_name(&self, architecture: Architecture) -> Option<String> {
+        let (Some(layer), Some(expert)) = (self.layer, self.expert) else {
+            return self.name(architecture, Naming::HfText);
+        };
+        let (_, part) = EXPERT.iter().find(|row| row.0 == self.role)?;
+        let (tower, prefix) = (Naming::HfText.tower_prefix(), Naming::HfText.layer_prefix());
+        Some(format!("{tower}{prefix}{layer}.{EXPERTS}{expert}.{part}"))
+    }
+}
+
 fn layer_rows(architecture: Architecture) -> impl Iterator<Item = &'static NameRow> {
     architecture.family().layer_names.iter().chain(&LAYER)
 }

@@ -133,7 +133,7 @@ impl<'a> Notation<'a> {
             let texts: Vec<String> = texts.iter().map(|text| quoted(text)).collect();
             return Ok(format!("({}) {end}", texts.join(" | ")));
         }
-        let pattern = bounded(self.resolve(schema));
+        let pattern = bounded(self.resolve(schema), NO_DELIMITER);
         // Up to the first end.
         Ok(self.rule_with("[lazy]", &format!("/{}/ {end}", pattern.as_deref().unwrap_or(TEXT))))
     }
@@ -262,7 +262,9 @@ impl<'a> Notation<'a> {
 
     fn string(&mut self, schema: &Value) -> String {
         let quote = self.quote.lark();
-        let text = bounded(schema);
+        // A control token ends the text, whatever is in it.
+        let any = if matches!(self.quote, Quote::Token(_)) { "(?s:.)" } else { NO_DELIMITER };
+        let text = bounded(schema, any);
         let text = text.as_deref().unwrap_or(TEXT);
         match self.quote {
             Quote::Token(_) => format!("{quote} /{text}/ {quote}"),
@@ -391,14 +393,16 @@ fn additional<'a>(schema: &'a Value, members: &[(String, bool)]) -> Option<&'a V
     }
 }
 
-/// A pattern for a text of limited length. It excludes the first character of delimiters, with which a limit could
-/// be exceeded.
-fn bounded(schema: &Value) -> Option<String> {
+/// Any character but the first of delimiters, with which a limit could be exceeded.
+const NO_DELIMITER: &str = "[^<]";
+
+/// A pattern for a text of limited length, of characters that match `any`.
+fn bounded(schema: &Value, any: &str) -> Option<String> {
     let limit = |key: &str| schema[key].as_u64();
     match (limit("minLength"), limit("maxLength")) {
         (None, None) => None,
-        (least, Some(most)) => Some(format!("[^<]{{{},{most}}}", least.unwrap_or(0))),
-        (Some(least), None) => Some(format!("[^<]{{{least},}}")),
+        (least, Some(most)) => Some(format!("{any}{{{},{most}}}", least.unwrap_or(0))),
+        (Some(least), None) => Some(format!("{any}{{{least},}}")),
     }
 }
 

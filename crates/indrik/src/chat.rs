@@ -256,6 +256,8 @@ pub struct Reply<'a> {
     content: String,
     /// Text that was received together with thinking, and is returned after it.
     pending: Option<String>,
+    /// Why it ended, once it has.
+    finished: Option<FinishReason>,
     tool_calls: Vec<(String, String)>,
     dropped: usize,
     /// Messages to remove again if the reply is discarded.
@@ -286,7 +288,7 @@ pub enum ReplyEvent {
         total: usize,
     },
     /// More of what the model thinks before it replies, not empty. It is not part of the reply's text.
-    Thought(String),
+    Reasoning(String),
     /// New text, possibly empty.
     Text(String),
     /// The reply has ended: call [`Reply::finish`].
@@ -309,6 +311,7 @@ impl<'a> Reply<'a> {
             reasoning: String::new(),
             content: String::new(),
             pending: None,
+            finished: None,
             tool_calls: vec![],
             dropped,
             uncommitted,
@@ -325,6 +328,9 @@ impl<'a> Reply<'a> {
         if let Some(text) = self.pending.take() {
             return Ok(ReplyEvent::Text(text));
         }
+        if let Some(reason) = self.finished {
+            return Ok(ReplyEvent::Finished(reason));
+        }
         let Some(generation) = &mut self.generation else {
             return Ok(ReplyEvent::Finished(FinishReason::Cancelled));
         };
@@ -339,10 +345,28 @@ impl<'a> Reply<'a> {
                     return Ok(ReplyEvent::Text(text));
                 }
                 self.pending = Some(text).filter(|text| !text.is_empty());
-                Ok(ReplyEvent::Thought(thought))
+                Ok(ReplyEvent::Reasoning(thought))
             }
-            GenerationEvent::Finished(reason) => Ok(ReplyEvent::Finished(reason)),
+            GenerationEvent::Finished(reason) => {
+                // Parsers may hold text that could have become a delimiter.
+                let (thought, text) = self.flush();
+                self.finished = Some(reason);
+                self.pending = Some(text).filter(|text| !text.is_empty());
+                match thought.is_empty() {
+                    true => self.next_event(timeout),
+                    false => Ok(ReplyEvent::Reasoning(thought)),
+                }
+            }
         }
+    }
+
+    /// The thinking and the text that the parsers still hold.
+    fn flush(&mut self) -> (String, String) {
+        let events = self.thinking_parser.as_mut().map(ThinkingParser::finish).unwrap_or_default();
+        let (thought, mut text) = self.apply_thinking(events);
+        let events = self.call_parser.as_mut().map(ToolCallParser::finish).unwrap_or_default();
+        text += &self.apply(events);
+        (thought, text)
     }
 
     /// Ends the reply now. Text generated so far is kept.
@@ -355,10 +379,6 @@ impl<'a> Reply<'a> {
     /// Waits for the end of the reply, adds the assistant's message to the conversation and returns it.
     pub fn finish(mut self) -> Result<ChatReply> {
         while !matches!(self.next_event(Duration::from_secs(60))?, ReplyEvent::Finished(_)) {}
-        let events = self.thinking_parser.as_mut().map(ThinkingParser::finish).unwrap_or_default();
-        self.apply_thinking(events);
-        let events = self.call_parser.as_mut().map(ToolCallParser::finish).unwrap_or_default();
-        self.apply(events);
         let Some(generation) = self.generation.take() else {
             // The iterator has returned the error already.
             return Err(engine::RequestError::Internal("the reply has failed".into()).into());
@@ -390,7 +410,7 @@ impl<'a> Reply<'a> {
         let (mut thought, mut answer) = (String::new(), String::new());
         for event in events {
             match event {
-                ThinkingEvent::Thought(text) => thought += &text,
+                ThinkingEvent::Thinking(text) => thought += &text,
                 ThinkingEvent::Text(text) => answer += &self.push_answer(&text),
                 ThinkingEvent::Markup(_) => {}
             }
@@ -458,7 +478,7 @@ impl Iterator for Reply<'_> {
     fn next(&mut self) -> Option<Result<String>> {
         loop {
             match self.next_event(Duration::from_secs(60)) {
-                Ok(ReplyEvent::Waiting { .. } | ReplyEvent::Thought(_)) => {}
+                Ok(ReplyEvent::Waiting { .. } | ReplyEvent::Reasoning(_)) => {}
                 Ok(ReplyEvent::Text(text)) => return Some(Ok(text)),
                 Ok(ReplyEvent::Finished(_)) => return None,
                 Err(error) => {

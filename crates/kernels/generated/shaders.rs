@@ -1651,7 +1651,7 @@ pub mod group {
     #[derive(Clone, Debug)]
     pub struct Push {
         /// Read by the shader.
-        pub chosen: gpu::Address,
+        pub selected: gpu::Address,
         /// Written by the shader.
         pub group_experts: gpu::Address,
         /// Written by the shader.
@@ -1668,7 +1668,7 @@ pub mod group {
         const SIZE: u32 = 36;
 
         fn encode(&self, writer: &mut gpu::PushWriter) {
-            writer.buffer(0, &self.chosen, gpu::Access::Read);
+            writer.buffer(0, &self.selected, gpu::Access::Read);
             writer.buffer(8, &self.group_experts, gpu::Access::Write);
             writer.buffer(16, &self.group_pairs, gpu::Access::Write);
             writer.word(24, self.pairs);
@@ -2631,7 +2631,7 @@ pub mod router {
         /// Read and written by the shader.
         pub counters: gpu::Address,
         /// Written by the shader.
-        pub chosen: gpu::Address,
+        pub selected: gpu::Address,
         /// Written by the shader.
         pub weights: gpu::Address,
         /// `uint` in the shader.
@@ -2669,7 +2669,7 @@ pub mod router {
             writer.buffer(16, &self.active_rows, gpu::Access::Read);
             writer.buffer(24, &self.scores, gpu::Access::ReadWrite);
             writer.buffer(32, &self.counters, gpu::Access::ReadWrite);
-            writer.buffer(40, &self.chosen, gpu::Access::Write);
+            writer.buffer(40, &self.selected, gpu::Access::Write);
             writer.buffer(48, &self.weights, gpu::Access::Write);
             writer.word(56, self.k);
             writer.word(60, self.rows);

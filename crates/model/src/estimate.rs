@@ -97,12 +97,12 @@ mod tests {
     #[test]
     fn bandwidth_bounds_the_27b_and_levels_slow_the_270m() {
         let estimate = |size: Size, scheme| Estimate::new(&size.config().unwrap(), scheme, &RADEON_780M);
-        let large = estimate(Size::Gemma27B, Scheme::Int8);
+        let large = estimate(Size::Gemma3Of27B, Scheme::Int8);
         // 28.7 GB in groups of 32 with an f16 scale each, at 76.16 GB/s.
         assert!((28.6e9..28.8e9).contains(&(large.bytes as f64)), "{large:?}");
         assert!((2.60..2.70).contains(&large.tokens_per_s()), "{large:?}");
         assert!(large.level_seconds < 0.01 * large.read_seconds, "{large:?}");
-        let small = estimate(Size::Gemma270M, Scheme::Int4);
+        let small = estimate(Size::Gemma3Of270M, Scheme::Int4);
         assert_eq!(small.levels, 18 * 5 + 4);
         assert!(small.level_seconds > 0.1 * small.read_seconds, "{small:?}");
         // Never beyond the roofline.

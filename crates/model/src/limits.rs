@@ -1,5 +1,7 @@
 //! The limits of a runner, and the memory that follows from them.
 
+use std::collections::BTreeSet;
+
 use checkpoint::{Attention, Config, FeedForward};
 use gpu::{AdapterInfo, AdapterKind};
 use kernels::matmul::coopmat;
@@ -196,8 +198,9 @@ fn sliding_layers(config: &Config) -> impl Iterator<Item = Attention> {
 /// values, queries again, attention's output; gate, up and their product; per-layer inputs.
 fn row_bytes(config: &Config) -> u64 {
     let row = 4 * u64::from(config.hidden)
-        + 2 * u64::from(config.max_query_rows())
+        + u64::from(config.max_query_rows())
         + u64::from(config.max_qkv_rows())
+        + attended_values(config)
         + config
             .layer_specs()
             .map(|layer| feed_forward_values(config, layer.feed_forward))
@@ -207,6 +210,12 @@ fn row_bytes(config: &Config) -> u64 {
     row * 4
 }
 
+/// Attention's output, whose buffers differ by the number of query rows.
+fn attended_values(config: &Config) -> u64 {
+    let widths: BTreeSet<u32> = config.attentions().map(|attention| attention.query_rows()).collect();
+    widths.into_iter().map(u64::from).sum()
+}
+
 /// Gate, up and their product; with experts, their products, outputs, scores and groups.
 fn feed_forward_values(config: &Config, feed_forward: FeedForward) -> u64 {
     let dense = feed_forward.dense().map_or(0, |dense| 3 * u64::from(dense.intermediate));
@@ -214,8 +223,8 @@ fn feed_forward_values(config: &Config, feed_forward: FeedForward) -> u64 {
         let pairs = u64::from(experts.per_token);
         pairs * u64::from(experts.intermediate + config.hidden + 16) + u64::from(experts.count)
     });
-    // A normed copy for the experts.
-    let both = if dense > 0 && experts > 0 { u64::from(config.hidden) } else { 0 };
+    // A normed copy for the experts, and the sum of both.
+    let both = if dense > 0 && experts > 0 { 2 * u64::from(config.hidden) } else { 0 };
     dense + experts + both
 }
 

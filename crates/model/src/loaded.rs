@@ -322,7 +322,7 @@ impl Model {
         self.weights.norms.get(&Slot::text(Some(layer), Role::LayerScale)).map(Buffer::view)
     }
 
-    /// The weight of a norm that has none.
+    /// All-ones weight, for norms without a learned weight.
     pub(crate) fn unit_weight(&self) -> Result<View> {
         let missing = || gpu::Error::InvalidUse {
             what: "a norm without weight".into(),
@@ -347,12 +347,12 @@ impl Model {
     }
 
     /// Bytes of weights that a step of this many rows reads: all matrices, except embeddings that are not also the head.
-    /// `experts_hit` is the number of experts per layer that its rows pass through; `None` where it is not known and
+    /// `distinct_experts` is the number of experts per layer that its rows pass through; `None` where it is not known and
     /// depends on the experts that several rows have in common.
-    pub fn bytes_per_step(&self, rows: usize, experts_hit: Option<u32>) -> Option<u64> {
+    pub fn bytes_per_step(&self, rows: usize, distinct_experts: Option<u32>) -> Option<u64> {
         let hit = match self.experts() {
             Some(experts) if rows == 1 => experts.per_token,
-            Some(_) => experts_hit?,
+            Some(_) => distinct_experts?,
             None => 0,
         };
         let has_head = self.weights.by_id(MatrixId::Head).next().is_some();

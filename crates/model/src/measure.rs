@@ -54,6 +54,11 @@ fn matrices(config: &Config, scheme: Scheme) -> Vec<(MatrixId, Layout)> {
     all.map(|(id, rows, k)| (id, Layout { scheme, rows: rows as usize, k: k as usize })).collect()
 }
 
+/// Parameters of a model's matrices.
+pub fn parameters(config: &Config) -> u64 {
+    matrices(config, Scheme::F32).into_iter().map(|(_, layout)| (layout.rows * layout.k) as u64).sum()
+}
+
 /// Bytes of a model's matrices in a scheme.
 pub fn weight_bytes(config: &Config, scheme: Scheme) -> u64 {
     matrices(config, scheme).into_iter().map(|(_, layout)| bytes(layout)).sum()
@@ -333,10 +338,10 @@ impl Runner {
         Ok(sequence)
     }
 
-    /// Experts of the last layer that the last decode step of this many rows passed through; `None` for models without
-    /// experts.
-    pub fn experts_hit(&self, rows: usize) -> Result<Option<u32>> {
-        self.programs().experts_hit(self.model(), rows)
+    /// Distinct experts that the rows of the last decode step of this many rows selected in the last layer; `None` for
+    /// models without experts.
+    pub fn distinct_experts(&self, rows: usize) -> Result<Option<u32>> {
+        self.programs().distinct_experts(self.model(), rows)
     }
 
     /// Profiles one decode step, as [`Runner::decode`] runs it, with a timestamp after every command.

@@ -321,8 +321,8 @@ mod tests {
     #[test]
     fn small_models_decode_in_one_segment_and_no_segment_is_long() {
         let segments = |seconds: &[f64]| segments(seconds, SEGMENT_SECONDS, 1.0);
-        assert_eq!(segments(&estimates(Size::Gemma1B, extent(1, 32768))).len(), 1);
-        assert_eq!(segments(&estimates(Size::Gemma4B, extent(1, 8192))).len(), 1);
+        assert_eq!(segments(&estimates(Size::Gemma3Of1B, extent(1, 32768))).len(), 1);
+        assert_eq!(segments(&estimates(Size::Gemma3Of4B, extent(1, 8192))).len(), 1);
         for size in Size::ALL {
             for (rows, depth) in [(1, 100), (8, 4096), (512, 512), (512, 32768)] {
                 let seconds = estimates(size, extent(rows, depth));
@@ -339,12 +339,12 @@ mod tests {
             }
         }
         // 27 GB are four segments.
-        assert!((3..=5).contains(&segments(&estimates(Size::Gemma27B, extent(1, 1024))).len()));
+        assert!((3..=5).contains(&segments(&estimates(Size::Gemma3Of27B, extent(1, 1024))).len()));
     }
 
     #[test]
     fn fast_devices_get_fewer_segments() {
-        let seconds = estimates(Size::Gemma27B, extent(128, 1024));
+        let seconds = estimates(Size::Gemma3Of27B, extent(128, 1024));
         let segments = |slowdown: f64| segments(&seconds, SEGMENT_SECONDS, slowdown);
         let (slow, fast) = (segments(1.0), segments(0.002));
         assert!(slow.len() > 30, "{slow:?}");
@@ -367,7 +367,7 @@ mod tests {
 
     #[test]
     fn a_fast_device_gets_one_submission_and_a_slow_one_several() {
-        let seconds = estimates(Size::Gemma27B, extent(512, 512));
+        let seconds = estimates(Size::Gemma3Of27B, extent(512, 512));
         let total: f64 = seconds.iter().sum();
         // Before anything is measured: one segment per submission.
         assert_eq!(submissions(&seconds, 1.0).len(), seconds.len());
@@ -384,7 +384,7 @@ mod tests {
 
     #[test]
     fn chunks_shrink_where_a_layer_takes_too_long() {
-        let estimator = estimator(Size::Gemma27B);
+        let estimator = estimator(Size::Gemma3Of27B);
         let longest = |depth: u32| {
             let estimator = &estimator;
             move |rows: usize| estimator.seconds(&extent(rows, depth)).into_iter().fold(0.0, f64::max)

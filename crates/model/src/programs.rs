@@ -363,14 +363,14 @@ impl ProgramCache {
         Ok(self.record(sources, key, range, recorder)?.seal()?)
     }
 
-    /// Experts of the last layer that the last decode step of this many rows passed through; `None` for models without
-    /// experts, and before such a step.
-    pub fn experts_hit(&self, model: &Model, rows: usize) -> Result<Option<u32>> {
+    /// Distinct experts that the rows of the last decode step of this many rows selected in the last layer; `None` for
+    /// models without experts, and before such a step.
+    pub fn distinct_experts(&self, model: &Model, rows: usize) -> Result<Option<u32>> {
         let (Some(experts), Some(scratch)) = (model.experts(), self.scratch.get(&bucket(rows))) else {
             return Ok(None);
         };
         let pairs = rows * experts.per_token as usize;
-        Ok(Some(scratch.experts().hit(model, pairs)?.len() as u32))
+        Ok(Some(scratch.experts().distinct(model, pairs)?.len() as u32))
     }
 
     /// Allocates the buffers that a program uses.

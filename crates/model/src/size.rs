@@ -9,15 +9,15 @@ use crate::Result;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Size {
     /// Gemma 3 of 270 million parameters.
-    Gemma270M,
+    Gemma3Of270M,
     /// Gemma 3 1B.
-    Gemma1B,
+    Gemma3Of1B,
     /// Gemma 3 4B.
-    Gemma4B,
+    Gemma3Of4B,
     /// Gemma 3 12B.
-    Gemma12B,
+    Gemma3Of12B,
     /// Gemma 3 27B.
-    Gemma27B,
+    Gemma3Of27B,
     /// Gemma 4 E2B.
     Gemma4E2B,
     /// Gemma 4 E4B.
@@ -35,7 +35,7 @@ pub enum Size {
     /// Llama 3.1 8B.
     Llama8B,
     /// Ministral 3 8B.
-    Ministral8B,
+    Ministral3Of8B,
     /// Qwen 2.5 1.5B, and Qwen 2.5 Coder.
     Qwen1B5,
     /// Qwen 2.5 7B.
@@ -48,16 +48,16 @@ pub enum Size {
 
 impl Size {
     /// The sizes of Gemma 3, smallest first.
-    pub const GEMMA: [Size; 5] =
-        [Size::Gemma270M, Size::Gemma1B, Size::Gemma4B, Size::Gemma12B, Size::Gemma27B];
+    pub const GEMMA3: [Size; 5] =
+        [Size::Gemma3Of270M, Size::Gemma3Of1B, Size::Gemma3Of4B, Size::Gemma3Of12B, Size::Gemma3Of27B];
 
     /// Every size.
     pub const ALL: [Size; 18] = [
-        Size::Gemma270M,
-        Size::Gemma1B,
-        Size::Gemma4B,
-        Size::Gemma12B,
-        Size::Gemma27B,
+        Size::Gemma3Of270M,
+        Size::Gemma3Of1B,
+        Size::Gemma3Of4B,
+        Size::Gemma3Of12B,
+        Size::Gemma3Of27B,
         Size::Gemma4E2B,
         Size::Gemma4E4B,
         Size::Gemma4Of12B,
@@ -66,7 +66,7 @@ impl Size {
         Size::SmolLm135M,
         Size::Llama1B,
         Size::Llama8B,
-        Size::Ministral8B,
+        Size::Ministral3Of8B,
         Size::Qwen1B5,
         Size::Qwen7B,
         Size::Qwen3Of8B,
@@ -76,11 +76,11 @@ impl Size {
     /// Its name on the command line.
     pub fn name(self) -> &'static str {
         match self {
-            Size::Gemma270M => "gemma3-270m",
-            Size::Gemma1B => "gemma3-1b",
-            Size::Gemma4B => "gemma3-4b",
-            Size::Gemma12B => "gemma3-12b",
-            Size::Gemma27B => "gemma3-27b",
+            Size::Gemma3Of270M => "gemma3-270m",
+            Size::Gemma3Of1B => "gemma3-1b",
+            Size::Gemma3Of4B => "gemma3-4b",
+            Size::Gemma3Of12B => "gemma3-12b",
+            Size::Gemma3Of27B => "gemma3-27b",
             Size::Gemma4E2B => "gemma4-e2b",
             Size::Gemma4E4B => "gemma4-e4b",
             Size::Gemma4Of12B => "gemma4-12b",
@@ -89,7 +89,7 @@ impl Size {
             Size::SmolLm135M => "smollm2-135m",
             Size::Llama1B => "llama3.2-1b",
             Size::Llama8B => "llama3.1-8b",
-            Size::Ministral8B => "ministral3-8b",
+            Size::Ministral3Of8B => "ministral3-8b",
             Size::Qwen1B5 => "qwen2.5-1.5b",
             Size::Qwen7B => "qwen2.5-7b",
             Size::Qwen3Of8B => "qwen3-8b",
@@ -104,11 +104,11 @@ impl Size {
 
     fn json(self) -> Value {
         match self {
-            Size::Gemma270M => gemma(18, 640, 2048, [4, 1, 256], 256, 512, 32768),
-            Size::Gemma1B => gemma(26, 1152, 6912, [4, 1, 256], 256, 512, 32768),
-            Size::Gemma4B => gemma(34, 2560, 10240, [8, 4, 256], 256, 1024, 131_072),
-            Size::Gemma12B => gemma(48, 3840, 15360, [16, 8, 256], 256, 1024, 131_072),
-            Size::Gemma27B => gemma(62, 5376, 21504, [32, 16, 128], 168, 1024, 131_072),
+            Size::Gemma3Of270M => gemma3(18, 640, 2048, [4, 1, 256], 256, 512, 32768),
+            Size::Gemma3Of1B => gemma3(26, 1152, 6912, [4, 1, 256], 256, 512, 32768),
+            Size::Gemma3Of4B => gemma3(34, 2560, 10240, [8, 4, 256], 256, 1024, 131_072),
+            Size::Gemma3Of12B => gemma3(48, 3840, 15360, [16, 8, 256], 256, 1024, 131_072),
+            Size::Gemma3Of27B => gemma3(62, 5376, 21504, [32, 16, 128], 168, 1024, 131_072),
             Size::Gemma4E2B => per_layer(gemma4(35, 1536, 6144, [8, 1, 1], 5, 512), 20, true),
             Size::Gemma4E4B => per_layer(gemma4(42, 2560, 10240, [8, 2, 2], 6, 512), 18, false),
             Size::Gemma4Of12B => gemma4(48, 3840, 15360, [16, 8, 1], 6, 1024),
@@ -125,7 +125,7 @@ impl Size {
             Size::Llama1B => llama3(16, 2048, 8192, [32, 8, 64], true, 32),
             Size::Llama8B => llama3(32, 4096, 14336, [32, 8, 128], false, 8),
             // The defaults of the config class are those of the 8B.
-            Size::Ministral8B => json!({ "model_type": "ministral3" }),
+            Size::Ministral3Of8B => json!({ "model_type": "ministral3" }),
             Size::Qwen1B5 => dense("qwen2", 28, 1536, 8960, [12, 2, 128], 151_936, true, 32768),
             Size::Qwen7B => dense("qwen2", 28, 3584, 18944, [28, 4, 128], 152_064, false, 32768),
             Size::Qwen3Of8B => dense("qwen3", 36, 4096, 12288, [32, 8, 128], 151_936, false, 40960),
@@ -137,7 +137,7 @@ impl Size {
     }
 }
 
-fn gemma(
+fn gemma3(
     layers: u32,
     hidden: u32,
     intermediate: u32,

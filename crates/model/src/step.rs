@@ -216,7 +216,7 @@ impl<'a> Step<'a> {
         self.buffers.model.norm(layer, role)
     }
 
-    /// The weight of a norm that has none.
+    /// All-ones weight, for norms without a learned weight.
     pub fn unit_weight(&self) -> Result<View> {
         self.buffers.model.unit_weight()
     }

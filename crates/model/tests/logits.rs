@@ -9,6 +9,8 @@ use common::{
     FAMILIES, Fixture, NAMES, QUANTISED, all_logits, difference, divergence, limits, load, load_alone,
 };
 use model::{Activations, DecodeRow, KvScheme, Limits, Model, Runner, Sampling};
+use tensor::Scheme;
+use weights::stream::Control;
 
 #[test]
 fn logits_match_transformers() {
@@ -103,6 +105,25 @@ fn with_ones(mut file: Vec<u8>, tensor: &str) -> Vec<u8> {
         value.copy_from_slice(&0x3f80_u16.to_le_bytes());
     }
     file
+}
+
+#[test]
+fn quantised_files_keep_every_tensor() {
+    let Some(device) = testkit::cpu_device() else { return };
+    for name in ["qwen3moe", "gemma4_moe", "gemma4_moe_gguf_f16", "gemma4_ple", "ministral3"] {
+        let fixture = Fixture::open(name);
+        let checkpoint = checkpoint::Checkpoint::open(&fixture.path).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("int8.safetensors");
+        weights::quantize::quantize(&checkpoint, &file, Scheme::Int8, &Control::default()).unwrap();
+        let rows = all_logits(&load(&device, &file), &fixture.ids, 64, KvScheme::F32);
+        let differences = fixture.positions.iter().enumerate();
+        let differences =
+            differences.map(|(index, position)| difference(&rows[*position], fixture.row(index)));
+        let worst = differences.fold(0.0, f32::max) / fixture.largest();
+        println!("{name} in int8: {worst:.1e} of the largest logit");
+        assert!((1e-4..1e-1).contains(&worst), "{name}: {worst}");
+    }
 }
 
 #[test]

@@ -150,7 +150,7 @@ impl OutputParser {
         }
         match event {
             ThinkingEvent::Text(text) => self.push_answer(&text),
-            ThinkingEvent::Thought(text) => {
+            ThinkingEvent::Thinking(text) => {
                 // Stop strings apply to content only.
                 self.flush_stops();
                 self.skip(&text);

@@ -250,7 +250,8 @@ impl ChatTemplate {
             false => Value::from(Serde(&*messages)),
         };
         let mut text = self.render_parts(messages, count, input, add_generation_prompt, tools, variables)?;
-        if add_generation_prompt {
+        // A user may write the delimiter, too.
+        if add_generation_prompt && self.source().contains(turns::TURN_END) {
             let question = || {
                 let messages = Value::from(Serde([Message::new("user", "")]));
                 self.render_parts::<()>(messages, 1, 0, true, None, variables).ok()

@@ -72,7 +72,7 @@ impl ThinkingFormat {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ThinkingEvent {
     /// Thinking, without the white space around it.
-    Thought(String),
+    Thinking(String),
     /// Text of the answer.
     Text(String),
     /// Neither: a delimiter, or white space next to one.
@@ -83,7 +83,7 @@ impl ThinkingEvent {
     /// The output that this event covers.
     pub fn text(&self) -> &str {
         match self {
-            ThinkingEvent::Thought(text) | ThinkingEvent::Text(text) | ThinkingEvent::Markup(text) => text,
+            ThinkingEvent::Thinking(text) | ThinkingEvent::Text(text) | ThinkingEvent::Markup(text) => text,
         }
     }
 }
@@ -149,7 +149,7 @@ impl ThinkingParser {
             State::Start | State::Text => ThinkingEvent::Text,
             State::Closed => ThinkingEvent::Markup,
             State::Opening | State::Thinking if rest.trim().is_empty() => ThinkingEvent::Markup,
-            State::Opening | State::Thinking => ThinkingEvent::Thought,
+            State::Opening | State::Thinking => ThinkingEvent::Thinking,
         };
         Some(rest).filter(|rest| !rest.is_empty()).map(event).into_iter().collect()
     }
@@ -241,7 +241,7 @@ impl ThinkingParser {
         let thought = self.buffer[..length].trim_end().len();
         if thought > 0 {
             let thought = self.take(thought);
-            events.push(ThinkingEvent::Thought(thought));
+            events.push(ThinkingEvent::Thinking(thought));
             return true;
         }
         if found.is_err() {

@@ -182,9 +182,15 @@ impl Gemma4 {
                         out.push('"');
                         self.mode = if is_key { Mode::Colon } else { Mode::AfterValue };
                     }
-                    c if c < ' ' => *out += &escaped(c.encode_utf8(&mut [0; 4])),
                     c => {
-                        out.push(c);
+                        // A backslash that escapes nothing is meant as one.
+                        if was_escaped && !"\"\\/bfnrtu".contains(c) {
+                            out.push('\\');
+                        }
+                        match c < ' ' {
+                            true => *out += &escaped(c.encode_utf8(&mut [0; 4])),
+                            false => out.push(c),
+                        }
                         self.mode = Mode::Json { is_key, escaped: c == '\\' && !was_escaped };
                     }
                 }

@@ -12,7 +12,7 @@ use crate::chat::ChatTemplate;
 use crate::message::{Message, ToolCall};
 
 const TURN: &str = "<|turn>";
-const TURN_END: &str = "<turn|>";
+pub(crate) const TURN_END: &str = "<turn|>";
 const MODEL_TURN: &str = "<|turn>model\n";
 const RESPONSES: &str = "tool_responses";
 

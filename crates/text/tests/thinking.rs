@@ -139,7 +139,7 @@ fn collect(events: &[ThinkingEvent]) -> (String, String) {
     let (mut thought, mut answer) = (String::new(), String::new());
     for event in events {
         match event {
-            ThinkingEvent::Thought(text) => thought += text,
+            ThinkingEvent::Thinking(text) => thought += text,
             ThinkingEvent::Text(text) => answer += text,
             ThinkingEvent::Markup(_) => {}
         }

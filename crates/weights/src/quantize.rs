@@ -14,7 +14,6 @@ use std::{
 
 use checkpoint::{
     Checkpoint, Role, Span, Tensor,
-    names::Naming,
     native::{self, HeaderEntry},
 };
 use tensor::{Encoding, GROUP, Layout, STRIP, Scheme, quant};
@@ -168,8 +167,7 @@ fn jobs(checkpoint: &Checkpoint, scheme: Scheme) -> Result<Vec<TensorJob<'_>>> {
             })?),
             _ => None,
         };
-        let name =
-            slot.name(checkpoint.config.architecture, Naming::HfText).unwrap_or_else(|| tensor.name.clone());
+        let name = slot.native_name(checkpoint.config.architecture).unwrap_or_else(|| tensor.name.clone());
         jobs.push(TensorJob { role: slot.role, tensor, name, layout, values_at: 0, scales_at: 0 });
     }
     jobs.sort_by_key(|job| job.layout.is_none());

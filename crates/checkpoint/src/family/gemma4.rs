@@ -110,7 +110,10 @@ fn adapt_hf(config: &mut Config, keys: &Keys) -> Result<()> {
     let values_from_keys = keys.flag("attention_k_eq_v")?.unwrap_or(false);
     config.global_attention = Some(global_attention_hf(config, keys, values_from_keys)?);
     let default = if unified { 0 } else { PER_LAYER_WIDTH };
-    config.per_layer_width = keys.count("hidden_size_per_layer_input", MAX_SIZE, default)?;
+    config.per_layer_width = match keys.is_null("hidden_size_per_layer_input") {
+        true => None,
+        false => keys.count("hidden_size_per_layer_input", MAX_SIZE / config.layers, default)?,
+    };
     if let Some(layers) = keys.count("num_kv_shared_layers", MAX_LAYERS, 0)? {
         let wide = keys.flag("use_double_wide_mlp")?.unwrap_or(false);
         let intermediate = config.intermediate * if wide { 2 } else { 1 };
@@ -206,7 +209,7 @@ fn adapt_gguf(config: &mut Config, keys: &Keys) -> Result<()> {
             return Err(keys.error(key, format!("is not {expected}, the length of a key")));
         }
     }
-    config.per_layer_width = keys.count("embedding_length_per_layer_input", MAX_SIZE, 0)?;
+    config.per_layer_width = keys.count("embedding_length_per_layer_input", MAX_SIZE / layers, 0)?;
     let widths = keys.sizes("feed_forward_length", layers, MAX_SIZE, None)?;
     let shared = keys.count("attention.shared_kv_layers", layers, 0)?.unwrap_or(0);
     let (own, sharing) = widths.split_at((layers - shared) as usize);

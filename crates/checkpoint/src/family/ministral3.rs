@@ -49,9 +49,6 @@ const ORIGINAL: u32 = 16384;
 
 fn adapt_hf(config: &mut Config, keys: &Keys) -> Result<()> {
     config.rms_norm_eps = keys.number("rms_norm_eps", Some(1e-5))?;
-    if keys.has("sliding_window") {
-        mistral::slide(config, keys.size("sliding_window", MAX_SIZE, None)?);
-    }
     let scaling = ["rope_scaling", "rope_parameters"].into_iter().find(|key| keys.has(key));
     let Some(scaling) = scaling else {
         config.rope_scaling = RopeScaling::Yarn {
@@ -62,7 +59,7 @@ fn adapt_hf(config: &mut Config, keys: &Keys) -> Result<()> {
             attention_factor: 1.0,
         };
         config.query_temperature = Some(QueryTemperature { beta: 0.1, original: ORIGINAL });
-        return Ok(());
+        return slide(config, keys);
     };
     let (beta, original) =
         (format!("{scaling}.llama_4_scaling_beta"), format!("{scaling}.original_max_position_embeddings"));
@@ -72,7 +69,14 @@ fn adapt_hf(config: &mut Config, keys: &Keys) -> Result<()> {
             original: keys.size(&original, MAX_SIZE, None)?,
         });
     }
-    Ok(())
+    slide(config, keys)
+}
+
+fn slide(config: &mut Config, keys: &Keys) -> Result<()> {
+    match keys.has("sliding_window") {
+        true => mistral::slide(config, keys, keys.size("sliding_window", MAX_SIZE, None)?),
+        false => Ok(()),
+    }
 }
 
 fn adapt_gguf(config: &mut Config, keys: &Keys) -> Result<()> {

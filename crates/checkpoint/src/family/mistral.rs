@@ -6,7 +6,7 @@ use super::{
     llama,
 };
 use crate::{
-    config::{Config, Keys, LayerType, MAX_SIZE},
+    config::{Config, Keys, LayerType, MAX_SIZE, RopeScaling},
     error::Result,
 };
 
@@ -55,15 +55,20 @@ fn adapt_hf(config: &mut Config, keys: &Keys) -> Result<()> {
     if keys.is_null("sliding_window") {
         return Ok(());
     }
-    slide(config, keys.size("sliding_window", MAX_SIZE, Some(SLIDING_WINDOW))?);
-    Ok(())
+    slide(config, keys, keys.size("sliding_window", MAX_SIZE, Some(SLIDING_WINDOW))?)
 }
 
 /// Gives all layers a sliding window.
-pub(super) fn slide(config: &mut Config, window: u32) {
+pub(super) fn slide(config: &mut Config, keys: &Keys, window: u32) -> Result<()> {
+    // Positions of sliding-window layers are not scaled.
+    if config.rope_scaling != RopeScaling::None {
+        let what = format!("{}sliding_window with RoPE scaling", keys.prefix);
+        return Err(keys.unsupported(what, "use a model with one of them, or none"));
+    }
     config.sliding_window = Some(window);
     config.layer_types.fill(LayerType::Sliding);
     config.rope_theta_local = config.rope_theta_global;
+    Ok(())
 }
 
 #[cfg(test)]
@@ -83,5 +88,8 @@ mod tests {
         assert_eq!(span(json!({ "model_type": "mistral" })), window(4096));
         assert_eq!(span(json!({ "model_type": "mistral", "sliding_window": 512 })), window(512));
         assert_eq!(span(json!({ "model_type": "mistral", "sliding_window": null })), AttentionSpan::Full);
+        let scaled = json!({ "model_type": "mistral", "rope_scaling": { "type": "linear", "factor": 2.0 } });
+        let error = Config::from_hf(Path::new("config.json"), &scaled).unwrap_err().to_string();
+        assert!(error.contains("sliding_window with RoPE scaling"), "{error}");
     }
 }

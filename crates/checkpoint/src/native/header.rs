@@ -49,7 +49,8 @@ pub fn header(
     let mut shapes = BTreeMap::new();
     let mut add = |name: String, dtype: &str, len: u64, bytes: Range<u64>| {
         let entry = json!({ "dtype": dtype, "shape": [len], "data_offsets": [bytes.start, bytes.end] });
-        entries.insert(name, entry);
+        let previous = entries.insert(name, entry);
+        debug_assert!(previous.is_none(), "every tensor has a name of its own");
     };
     if let Some(bytes) = tokenizer {
         add(TOKENIZER.into(), "U8", bytes.end - bytes.start, bytes);

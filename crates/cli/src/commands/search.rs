@@ -108,33 +108,26 @@ pub fn list(words: &[String], device: Option<&str>, as_json: bool) -> anyhow::Re
 
 #[cfg(test)]
 mod tests {
-    use checkpoint::Config;
     use model::Size;
-    use tensor::Scheme;
     use weights::blueprint::{Reservation, kv_layers};
     use weights::plan::kv_bytes;
 
     use super::*;
 
-    /// Parameters of the matrices.
-    fn parameters(config: &Config) -> u64 {
-        model::measure::weight_bytes(config, Scheme::F32) / 4
-    }
-
     #[test]
     fn the_catalogue_agrees_with_published_dimensions() {
         for (name, size) in [
-            ("gemma3:270m", Size::Gemma270M),
-            ("gemma3:1b", Size::Gemma1B),
-            ("gemma3:4b", Size::Gemma4B),
-            ("gemma3:12b", Size::Gemma12B),
-            ("gemma3:27b", Size::Gemma27B),
+            ("gemma3:270m", Size::Gemma3Of270M),
+            ("gemma3:1b", Size::Gemma3Of1B),
+            ("gemma3:4b", Size::Gemma3Of4B),
+            ("gemma3:12b", Size::Gemma3Of12B),
+            ("gemma3:27b", Size::Gemma3Of27B),
             ("gemma4:e2b", Size::Gemma4E2B),
             ("gemma4:e4b", Size::Gemma4E4B),
             ("gemma4:12b", Size::Gemma4Of12B),
             ("gemma4:26b-a4b", Size::Gemma4Of26B),
             ("gemma4:31b", Size::Gemma4Of31B),
-            ("ministral3:8b", Size::Ministral8B),
+            ("ministral3:8b", Size::Ministral3Of8B),
             ("smollm2:135m", Size::SmolLm135M),
             ("llama3.2:1b", Size::Llama1B),
             ("llama3.1:8b", Size::Llama8B),
@@ -145,7 +138,7 @@ mod tests {
         ] {
             let model = catalogue::find(name).unwrap();
             let config = size.config().unwrap();
-            let ratio = f64::from(model.millions) * 1e6 / parameters(&config) as f64;
+            let ratio = f64::from(model.millions) * 1e6 / model::measure::parameters(&config) as f64;
             assert!((0.99..1.01).contains(&ratio), "{name}: parameters {ratio}");
             // Sliding-window layers keep the window and a prefill chunk of 512 tokens.
             let window = config.attentions().find_map(|attention| attention.span.window()).unwrap_or(0);

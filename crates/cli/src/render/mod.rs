@@ -61,9 +61,9 @@ impl Printer {
 }
 
 /// Prints what the model thinks before a reply: dimmed on a terminal, nothing elsewhere.
-pub struct ThoughtPrinter(Wrapper<Terminal>);
+pub struct ThinkingPrinter(Wrapper<Terminal>);
 
-impl ThoughtPrinter {
+impl ThinkingPrinter {
     /// A printer for standard output; `None` if it is not a terminal.
     pub fn new() -> Option<Self> {
         let styled = style::enabled(|name| std::env::var_os(name));
@@ -73,7 +73,7 @@ impl ThoughtPrinter {
 
     /// Prints a piece of the thinking, except for its last word.
     pub fn push(&mut self, text: &str) -> anyhow::Result<()> {
-        write_thought(&mut self.0, text);
+        write_thinking(&mut self.0, text);
         output::print(&self.0.canvas().take())
     }
 
@@ -83,7 +83,7 @@ impl ThoughtPrinter {
     }
 }
 
-fn write_thought(wrapper: &mut Wrapper<impl canvas::Canvas>, text: &str) {
+fn write_thinking(wrapper: &mut Wrapper<impl canvas::Canvas>, text: &str) {
     for c in text.chars().filter(|c| *c != '\r') {
         match c {
             '\n' => wrapper.newline(),
@@ -127,7 +127,7 @@ mod tests {
     #[test]
     fn thinking_is_dimmed_and_cannot_control_the_terminal() {
         let mut wrapper = Wrapper::new(Recorder::default(), || 10);
-        write_thought(&mut wrapper, "They want\r\nthe *weather*\x1b[2J now.\n");
+        write_thinking(&mut wrapper, "They want\r\nthe *weather*\x1b[2J now.\n");
         let found = wrapper.canvas();
         assert_eq!(found.screen, "They want\nthe\n*weather*\u{241b}\n[2J now.\n");
         assert!(found.styled.iter().all(|(_, style)| *style == Style::DIM));

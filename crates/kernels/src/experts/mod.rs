@@ -1,7 +1,7 @@
-//! Mixtures of experts: choosing experts for rows, and grouping the products of rows by expert.
+//! Mixtures of experts: selecting experts for rows, and grouping the products of rows by expert.
 //!
 //! A step's rows times its experts per token are *pairs*, numbered row by row. The products of experts have one column
-//! of output per pair: [`router`] chooses the expert of each, and the products ([`crate::matmul`]) read it. Kernels that
+//! of output per pair: [`router`] selects the expert of each, and the products ([`crate::matmul`]) read it. Kernels that
 //! multiply several columns at once take columns of one expert at a time, as [`group`] sorts them. Everything happens on
 //! the GPU: which experts a step takes is never known to the host.
 
@@ -14,7 +14,7 @@ use gpu::View;
 /// Stands for the expert of a row that is not active, and for the pair of an unused column.
 pub const NO_EXPERT: u32 = u32::MAX;
 
-/// Maximum experts to choose per row; experts.glsl has the same constant.
+/// Maximum experts to select per row; experts.glsl has the same constant.
 pub const MAX_EXPERTS_PER_TOKEN: usize = 16;
 
 /// The columns of a product over experts.

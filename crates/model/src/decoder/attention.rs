@@ -137,7 +137,7 @@ impl Layer<'_> {
         Ok(kernel.record(recorder, "attention", rows as u32, &operands)?)
     }
 
-    /// The norm of query or key heads, where the layer has them and it.
+    /// The norm of query or key heads; `None` if the layer has no such norm.
     fn head_norm(&self, role: Role) -> Result<Option<View>> {
         let has_heads = role == Role::QueryNorm || self.attention.shares_kv_with.is_none();
         (self.attention.head_norms && has_heads)

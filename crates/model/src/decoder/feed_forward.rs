@@ -12,7 +12,7 @@ pub(super) fn dense(step: &mut Step<'_>, layer: u32, dense: &Dense) -> Result<()
     step.down(layer, dense)
 }
 
-/// block = the weighted sum of the experts that the router chooses for each row; the next norm adds them up.
+/// block = the weighted sum of the experts that the router selects for each row; the next norm adds them up.
 pub(super) fn experts(step: &mut Step<'_>, layer: u32, experts: &Experts) -> Result<()> {
     step.route(layer, experts)?;
     step.expert_products(layer, experts)

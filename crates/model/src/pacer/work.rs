@@ -140,14 +140,14 @@ pub(crate) mod tests {
 
     #[test]
     fn a_mixed_step_costs_both_kinds_of_rows_but_the_weights_once() {
-        let estimator = estimator(Size::Gemma1B);
+        let estimator = estimator(Size::Gemma3Of1B);
         let total_seconds = |decode: RowSpan, chunks: Vec<RowSpan>| {
             estimator.seconds(&StepExtent { decode, chunks, outputs: 0 }).iter().sum::<f64>()
         };
         let seconds = |decode: RowSpan, chunk: RowSpan| total_seconds(decode, vec![chunk]);
         let none = RowSpan::default();
         let (decode, chunk) = (RowSpan { rows: 8, depth: 9000 }, RowSpan { rows: 248, depth: 4000 });
-        let config = Size::Gemma1B.config().unwrap();
+        let config = Size::Gemma3Of1B.config().unwrap();
         let layers = &sizes(&config)[..config.layers as usize];
         let weights = layers.iter().map(|sizes| sizes.bytes as f64 / SLOW_GPU.bytes).sum::<f64>();
         let both = seconds(decode, chunk);

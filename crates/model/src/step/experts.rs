@@ -1,4 +1,4 @@
-//! Mixtures of experts: the router, and the products over the experts that it chooses.
+//! Mixtures of experts: the router, and the products over the experts that it selects.
 
 use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
 
@@ -35,7 +35,7 @@ const DOWN: &str = "experts' down";
 pub(crate) struct ExpertScratch {
     /// Scores of the router, and counters that are zero between steps.
     router: Buffer,
-    chosen: Buffer,
+    selected: Buffer,
     pub weights: Buffer,
     /// The normed rows, where they are not those of other products, or in another format.
     normed: Option<Vectors>,
@@ -92,7 +92,7 @@ impl ExpertScratch {
                 false => Some(Vectors::new(arena, "normed rows for experts", activations, hidden, rows)?),
             },
             router: arena.buffer("scores of experts", kernel.scratch_bytes(rows))?,
-            chosen: arena.buffer("chosen experts", pairs as u64 * 4)?,
+            selected: arena.buffer("selected experts", pairs as u64 * 4)?,
             weights: arena.buffer("weights of experts", pairs as u64 * 4)?,
             gated: Vectors::new(arena, "gated rows of experts", activations, intermediate, pairs)?,
             groups,
@@ -106,7 +106,9 @@ impl ExpertScratch {
         match self.groups.get(&width) {
             Some(buffers) => buffers.groups(),
             // Every pair is a group of its own.
-            None => Groups { experts: self.chosen.view(), pairs: self.chosen.view(), width, count: pairs },
+            None => {
+                Groups { experts: self.selected.view(), pairs: self.selected.view(), width, count: pairs }
+            }
         }
     }
 
@@ -120,16 +122,16 @@ impl ExpertScratch {
     }
 
     /// The experts that `pairs` pairs of the last step's last layer chose, without repetitions.
-    pub fn hit(&self, model: &Model, pairs: usize) -> Result<BTreeSet<u32>> {
+    pub fn distinct(&self, model: &Model, pairs: usize) -> Result<BTreeSet<u32>> {
         let mut arena =
             Arena::new(&model.device, Lifetime::Staging, Memory::Readback).with_block_size(1 << 16);
         let bytes = (pairs * 4) as u64;
-        let chosen = arena.buffer("chosen experts", bytes)?;
+        let selected = arena.buffer("selected experts", bytes)?;
         let mut recorder = model.device.recorder()?;
-        recorder.copy("chosen experts", self.chosen.slice(0..bytes)?, &chosen)?;
+        recorder.copy("selected experts", self.selected.slice(0..bytes)?, &selected)?;
         recorder.seal()?.run(TIMEOUT)?;
-        let chosen: Vec<u32> = chosen.read_vec()?;
-        Ok(chosen.into_iter().filter(|expert| *expert != NO_EXPERT).collect())
+        let selected: Vec<u32> = selected.read_vec()?;
+        Ok(selected.into_iter().filter(|expert| *expert != NO_EXPERT).collect())
     }
 
     /// The buffers of experts beside a dense block.
@@ -293,7 +295,7 @@ fn group_widths(model: &Model, experts: &Experts, layer: u32, rows: usize) -> Re
 }
 
 impl<'a> Step<'a> {
-    /// Chooses the experts of every row from the residual stream, and groups their columns. Adds the last block to the
+    /// Selects the experts of every row from the residual stream, and groups their columns. Adds the last block to the
     /// stream and norms it first, where that is pending.
     pub fn route(&mut self, layer: u32, experts: &Experts) -> Result<()> {
         let StepBuffers { model, state, scratch, .. } = self.buffers;
@@ -315,7 +317,7 @@ impl<'a> Step<'a> {
             scales: experts.scaled.then(|| model.norm(Some(layer), Role::ExpertScales)).transpose()?,
             active: state.active.clone(),
             scratch: buffers.router.view(),
-            chosen: buffers.chosen.view(),
+            selected: buffers.selected.view(),
             weights: buffers.weights.view(),
             add,
         };
@@ -325,7 +327,7 @@ impl<'a> Step<'a> {
         for width in group_widths(model, experts, layer, scratch.rows)? {
             let kernel = Group::new(&model.device, experts.count as usize, width)?;
             let groups = buffers.groups(width, pairs);
-            kernel.record(self.recorder, "group", pairs, &buffers.chosen.view(), &groups)?;
+            kernel.record(self.recorder, "group", pairs, &buffers.selected.view(), &groups)?;
         }
         Ok(())
     }
@@ -347,8 +349,9 @@ impl<'a> Step<'a> {
             Some((shape, plan)) => {
                 let (count, per_token) = (experts.count as usize, experts.per_token as usize);
                 let kernel = Gemv::for_summed_experts(&model.device, shape, plan, count, per_token)?;
-                let (x, chosen, weights) = (&buffers.gated, buffers.chosen.view(), buffers.weights.view());
-                kernel.record_summed_experts(self.recorder, DOWN, matrix, x, &block, &chosen, &weights)?;
+                let (x, selected, weights) =
+                    (&buffers.gated, buffers.selected.view(), buffers.weights.view());
+                kernel.record_summed_experts(self.recorder, DOWN, matrix, x, &block, &selected, &weights)?;
                 BlockOutput::partial_sums(1)
             }
             None => {
@@ -414,7 +417,7 @@ impl<'a> Step<'a> {
         match method {
             Method::Gemv(shape, plan) => {
                 let kernel = Gemv::for_experts(device, shape, plan, columns)?;
-                kernel.record_experts(self.recorder, name, matrix, x, target, &buffers.chosen.view())?;
+                kernel.record_experts(self.recorder, name, matrix, x, target, &buffers.selected.view())?;
             }
             Method::Gemm(shape, plan) => {
                 let kernel = Gemm::for_experts(device, shape, plan, columns)?;

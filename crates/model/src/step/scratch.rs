@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, btree_map::Entry};
 
+use checkpoint::{FeedForward, LayerSpec};
 use gpu::{Arena, Buffer, Lifetime, Memory};
 use kernels::{Activations, Epilogue, Vectors};
 use weights::blueprint::MatrixId;
@@ -137,8 +138,10 @@ impl Scratch {
             [MatrixId::AttentionOutput(layer), MatrixId::Down(layer), MatrixId::PerLayerOutput(layer)]
         };
         let block_partials = max_partials(&mut (0..config.layers).flat_map(block_matrices));
-        let block_partials =
-            block_partials.max(model.experts().map_or(1, |experts| experts.per_token.into()));
+        // Experts beside a dense block have a buffer of their own.
+        let is_experts = |layer: LayerSpec| matches!(layer.feed_forward, FeedForward::Experts(_));
+        let experts = model.experts().filter(|_| config.layer_specs().any(is_experts));
+        let block_partials = block_partials.max(experts.map_or(1, |experts| experts.per_token.into()));
         let qkv_partials = max_partials(&mut (0..config.layers).map(MatrixId::Qkv));
         let own_norm = computes_own_norm(model, rows);
         let router_adds = super::experts::router_adds(model, rows);

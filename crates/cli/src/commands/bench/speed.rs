@@ -62,8 +62,8 @@ pub struct Run {
     /// the rows of a step have in common.
     bytes_per_token: Option<u64>,
     roofline_percent: Option<f64>,
-    /// Experts of a layer that the rows of a step passed through: of the last layer, in the last step.
-    experts_hit: Option<u32>,
+    /// Distinct experts that the rows of a step selected, in the last layer of the last step.
+    distinct_experts: Option<u32>,
     /// CPU time of the process, as a percentage of one core.
     host_cpu_percent: f64,
     read_back_bytes_per_token: f64,
@@ -261,7 +261,7 @@ fn decode(
     let model = runner.model().clone();
     let mut times = Vec::new();
     let (wanted, mut decode_batch) = ((run.tokens * batch) as usize, batch as usize);
-    let (mut bytes, mut read_back, mut experts_hit) = (None, 0.0, None);
+    let (mut bytes, mut read_back, mut distinct_experts) = (None, 0.0, None);
     let smaller_batch = runner.bucket_below(batch as usize);
     for number in 0..=repeats {
         if number == 0 || smaller_batch.is_some() {
@@ -289,15 +289,15 @@ fn decode(
         let share = wanted as f64 / decoded;
         times.push(Times { seconds: time.seconds * share, cpu_seconds: time.cpu_seconds * share, ..time });
         read_back = (runner.counters().read_back - before) as f64 / decoded;
-        experts_hit = runner.experts_hit(decode_batch)?;
-        let weights = model.bytes_per_step(decode_batch, experts_hit);
+        distinct_experts = runner.distinct_experts(decode_batch)?;
+        let weights = model.bytes_per_step(decode_batch, distinct_experts);
         bytes = weights.map(|bytes| (decoders.steps * bytes + decoders.kv_bytes) as f64 / decoded);
     }
     let run = Run {
         bytes_per_token: bytes.map(|bytes| bytes as u64),
         read_back_bytes_per_token: read_back,
         decode_batch: decode_batch as u32,
-        experts_hit,
+        distinct_experts,
         ..run
     };
     let wanted = wanted as f64;
@@ -398,7 +398,7 @@ impl Run {
             ms_per_token: 0.0,
             bytes_per_token: None,
             roofline_percent: None,
-            experts_hit: None,
+            distinct_experts: None,
             host_cpu_percent: 0.0,
             read_back_bytes_per_token: 0.0,
             watts: None,
@@ -539,7 +539,7 @@ fn table(runs: &[Run]) -> String {
                 format!("{:.3}", run.ms_per_token),
                 run.bytes_per_token.map_or_else(|| "?".into(), format_bytes),
                 percent(run.roofline_percent),
-                run.experts_hit.map_or(String::new(), |hit| hit.to_string()),
+                run.distinct_experts.map_or(String::new(), |hit| hit.to_string()),
                 percent(Some(run.host_cpu_percent)),
                 format!("{:.1}", run.read_back_bytes_per_token),
                 run.joules_per_token.map_or_else(|| "?".into(), |joules| format!("{joules:.3}")),

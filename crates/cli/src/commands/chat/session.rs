@@ -12,7 +12,7 @@ use crate::{
     energy::{PowerInterval, PowerProbe},
     loading::ModelArguments,
     output,
-    render::{self, Printer, ThoughtPrinter},
+    render::{self, Printer, ThinkingPrinter},
     speed::Speed,
 };
 
@@ -200,7 +200,7 @@ impl Session {
         control.cancel.store(false, Ordering::Relaxed);
         let mut progress = output::Progress::new();
         let mut printer = Printer::new();
-        let mut thought_printer = None;
+        let mut thinking_printer = None;
         let mut decode = None;
         let mut reply = request(&mut self.chat)?;
         match reply.dropped_messages() {
@@ -214,17 +214,17 @@ impl Session {
                     progress.show(&format!("prefilled {prefilled} of {total} prompt tokens"));
                 }
                 ReplyEvent::Waiting { .. } => {}
-                ReplyEvent::Thought(text) => {
+                ReplyEvent::Reasoning(text) => {
                     progress.clear();
                     decode.get_or_insert_with(|| self.power.begin());
-                    thought_printer = thought_printer.or_else(ThoughtPrinter::new);
-                    thought_printer.as_mut().map_or(Ok(()), |printer| printer.push(&text))?;
+                    thinking_printer = thinking_printer.or_else(ThinkingPrinter::new);
+                    thinking_printer.as_mut().map_or(Ok(()), |printer| printer.push(&text))?;
                 }
                 ReplyEvent::Text(text) => {
                     progress.clear();
                     decode.get_or_insert_with(|| self.power.begin());
                     if !text.is_empty() {
-                        thought_printer.take().map_or(Ok(()), ThoughtPrinter::finish)?;
+                        thinking_printer.take().map_or(Ok(()), ThinkingPrinter::finish)?;
                     }
                     printer.push(&text)?;
                 }
@@ -238,7 +238,7 @@ impl Session {
         self.power.end(&mut decode);
         drop(progress);
         let ChatReply { message, finish_reason, timings, ids } = reply.finish()?;
-        thought_printer.take().map_or(Ok(()), ThoughtPrinter::finish)?;
+        thinking_printer.take().map_or(Ok(()), ThinkingPrinter::finish)?;
         printer.finish()?;
         let has_text = message.content.is_some_and(|text| !text.is_empty());
         match finish_reason {

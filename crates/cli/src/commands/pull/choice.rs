@@ -263,7 +263,7 @@ fn estimated_weights(config: &Config, quant: Option<Quant>) -> Vec<WeightDemand>
         }
     }
     if let Some(width) = config.per_layer_width {
-        let all = (width * config.layers) as usize;
+        let all = width as usize * config.layers as usize;
         let table = matrix("per-layer embeddings", outer, vocab, all);
         weights.push(WeightDemand {
             bytes_per_token: table.bytes / vocab as u64,

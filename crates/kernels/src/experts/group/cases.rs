@@ -28,7 +28,7 @@ fn case(pairs: usize, experts: usize, width: usize, skewed: bool) -> Case {
 
 fn run(device: &Device, pairs: usize, experts: usize, width: usize, skewed: bool) -> Result<Comparison> {
     let mut random = Random::new((pairs * 31 + experts) as u64);
-    let chosen: Vec<u32> = (0..pairs)
+    let selected: Vec<u32> = (0..pairs)
         .map(|pair| match () {
             // Inactive rows.
             () if pair >= pairs - pairs / 5 => NO_EXPERT,
@@ -38,16 +38,17 @@ fn run(device: &Device, pairs: usize, experts: usize, width: usize, skewed: bool
         .collect();
     let mut arena = arena(device);
     let buffers = GroupBuffers::new(&mut arena, pairs, experts, width)?;
-    let chosen_buffer = arena.buffer_from("chosen", &chosen)?;
+    let selected_buffer = arena.buffer_from("selected", &selected)?;
     let mut recorder = device.recorder()?;
     let kernel = Group::new(device, experts, width)?;
-    kernel.record(&mut recorder, "group", pairs, &chosen_buffer.view(), &buffers.groups())?;
+    kernel.record(&mut recorder, "group", pairs, &selected_buffer.view(), &buffers.groups())?;
     recorder.seal()?.run(TIMEOUT)?;
 
     let mut comparison = Comparison::default();
     let group_experts: Vec<u32> = buffers.experts.read_vec()?;
     let group_pairs: Vec<u32> = buffers.pairs.read_vec()?;
-    let counts = (0..experts as u32).map(|expert| chosen.iter().filter(|chosen| **chosen == expert).count());
+    let counts =
+        (0..experts as u32).map(|expert| selected.iter().filter(|selected| **selected == expert).count());
     let used: usize = counts.map(|count| count.div_ceil(width)).sum();
     comparison.equal(|| "room".into(), &(used <= Groups::max_count(pairs, experts, width)), &true);
     let mut seen = vec![false; pairs];
@@ -59,7 +60,7 @@ fn run(device: &Device, pairs: usize, experts: usize, width: usize, skewed: bool
         let columns = &group_pairs[group * width..][..width];
         comparison.equal(|| format!("first column of group {group}"), &(columns[0] != NO_EXPERT), &true);
         for pair in columns.iter().filter(|pair| **pair != NO_EXPERT) {
-            let of = chosen.get(*pair as usize).copied().unwrap_or(NO_EXPERT);
+            let of = selected.get(*pair as usize).copied().unwrap_or(NO_EXPERT);
             comparison.equal(|| format!("expert of pair {pair}, in group {group}"), &of, expert);
             if let Some(seen) = seen.get_mut(*pair as usize) {
                 comparison.equal(|| format!("whether pair {pair} was seen before"), seen, &false);
@@ -67,7 +68,7 @@ fn run(device: &Device, pairs: usize, experts: usize, width: usize, skewed: bool
             }
         }
     }
-    let active: Vec<bool> = chosen.iter().map(|expert| *expert != NO_EXPERT).collect();
+    let active: Vec<bool> = selected.iter().map(|expert| *expert != NO_EXPERT).collect();
     comparison.equal(|| "pairs in groups".into(), &seen, &active);
     Ok(comparison)
 }

@@ -18,7 +18,7 @@ layout(buffer_reference, scalar, buffer_reference_align = 4) writeonly buffer Ou
 
 layout(push_constant, scalar) uniform Push {
     // The expert of each pair.
-    Words chosen;
+    Words selected;
     Output group_experts;
     Output group_pairs;
     uint pairs;
@@ -39,7 +39,7 @@ uint groups_of(uint expert) {
 void main() {
     uint thread = gl_LocalInvocationIndex;
     // The first pair of a thread stays in registers: up to THREADS pairs are read once.
-    uint own_expert = thread < push.pairs ? push.chosen.data[thread] : NO_EXPERT;
+    uint own_expert = thread < push.pairs ? push.selected.data[thread] : NO_EXPERT;
     uint own_column = 0;
     for (uint e = thread; e < push.experts; e += THREADS) {
         counts[e] = 0;
@@ -55,7 +55,7 @@ void main() {
         }
         barrier();
         for (uint pair = thread + THREADS; pair < push.pairs; pair += THREADS) {
-            uint expert = push.chosen.data[pair];
+            uint expert = push.selected.data[pair];
             if (expert != NO_EXPERT) {
                 atomicAdd(counts[expert], 1);
             }
@@ -93,7 +93,7 @@ void main() {
         push.group_pairs.data[first * WIDTH + own_column] = thread;
     }
     for (uint pair = thread + THREADS; pair < push.pairs; pair += THREADS) {
-        uint expert = push.chosen.data[pair];
+        uint expert = push.selected.data[pair];
         if (expert != NO_EXPERT) {
             uint first = ends[from + expert] - groups_of(expert);
             push.group_pairs.data[first * WIDTH + atomicAdd(next_columns[expert], 1)] = pair;

@@ -64,22 +64,22 @@ impl Group {
         Ok(Self { experts, width, pipeline: variant(device.caps(), width).pipeline(device)? })
     }
 
-    /// Records the kernel for `pairs` pairs, whose experts are in `chosen`.
+    /// Records the kernel for `pairs` pairs, whose experts are in `selected`.
     pub fn record(
         &self,
         recorder: &mut Recorder,
         name: &str,
         pairs: usize,
-        chosen: &View,
+        selected: &View,
         groups: &Groups,
     ) -> Result<()> {
         let room = Groups::max_count(pairs, self.experts, self.width);
-        if chosen.len() < pairs as u64 * 4 || groups.width != self.width || groups.count < room {
+        if selected.len() < pairs as u64 * 4 || groups.width != self.width || groups.count < room {
             let reason = format!("{pairs} pairs need {room} groups of {} columns", self.width);
             return Err(Error::InvalidUse { what: name.to_string(), reason });
         }
         let push = Push {
-            chosen: chosen.clone().into(),
+            selected: selected.clone().into(),
             group_experts: groups.experts.clone().into(),
             group_pairs: groups.pairs.clone().into(),
             pairs: pairs as u32,

@@ -87,7 +87,7 @@ pub(super) fn run(device: &Device, plan: Plan, rows: usize, shape: Shape) -> Res
         }),
     };
     let inputs = Inputs { x: &x, w: &w, scales };
-    let (mut comparison, chosen, weights) = route(device, plan, shape, &inputs, add)?;
+    let (mut comparison, selected, weights) = route(device, plan, shape, &inputs, add)?;
     // What is routed.
     let x: Vec<f32> = (0..rows * k)
         .map(|i| {
@@ -97,10 +97,10 @@ pub(super) fn run(device: &Device, plan: Plan, rows: usize, shape: Shape) -> Res
         .collect();
     for row in 0..rows {
         let scores = reference::scores(&shape, &x[row * k..][..k], &w);
-        let want = reference::choose(&shape, &scores, scales);
+        let want = reference::select(&shape, &scores, scales);
         for (slot, (expert, weight)) in want.into_iter().enumerate() {
             let at = row * shape.per_token + slot;
-            let got = chosen[at];
+            let got = selected[at];
             // Two scores may be too close for f32 to order them.
             let close =
                 scores.get(got as usize).is_some_and(|score| (score - scores[expert as usize]).abs() < 1e-5);
@@ -153,7 +153,7 @@ pub(super) fn route(
     let kernel = Router::with_plan(device, shape, plan)?;
     let mut arena = arena(device);
     let outputs = (rows + 1) * shape.per_token;
-    let [chosen, weights] = [Output::new(&mut arena, outputs)?, Output::new(&mut arena, outputs)?];
+    let [selected, weights] = [Output::new(&mut arena, outputs)?, Output::new(&mut arena, outputs)?];
     let inactive = vec![0.0; shape.k];
     let operands = Operands {
         x: arena.buffer_from("x", &[x, &inactive].concat())?.view(),
@@ -166,7 +166,7 @@ pub(super) fn route(
         scratch: arena
             .buffer_from("scratch", &vec![0_u32; kernel.scratch_bytes(rows + 1).div_ceil(4) as usize])?
             .view(),
-        chosen: chosen.buffer.view(),
+        selected: selected.buffer.view(),
         weights: weights.buffer.view(),
         add,
     };
@@ -176,12 +176,12 @@ pub(super) fn route(
     kernel.record(&mut recorder, "router", rows + 1, &operands)?;
     recorder.seal()?.run(TIMEOUT)?;
     let mut comparison = Comparison::default();
-    let (chosen, weights) = (chosen.read(&mut comparison)?, weights.read_f32(&mut comparison)?);
+    let (selected, weights) = (selected.read(&mut comparison)?, weights.read_f32(&mut comparison)?);
     let last = rows * shape.per_token;
     comparison.equal(
         || "experts of the inactive row".into(),
-        &chosen[last..].to_vec(),
+        &selected[last..].to_vec(),
         &vec![NO_EXPERT; shape.per_token],
     );
-    Ok((comparison, chosen, weights))
+    Ok((comparison, selected, weights))
 }

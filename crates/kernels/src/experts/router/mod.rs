@@ -1,4 +1,4 @@
-//! Chooses the experts of each row, and their weights.
+//! Selects the experts of each row, and their weights.
 
 mod cases;
 pub mod policy;
@@ -19,19 +19,19 @@ use policy::Plan;
 /// Registration for the self-test and the compile checks.
 pub static KERNEL: Kernel = Kernel {
     name: "router",
-    about: "choice of experts: norm, scores, softmax and the largest",
+    about: "expert routing: norm, scores, softmax, top k",
     variants: policy::variants,
     cases: cases::cases,
 };
 
-/// The choice to make.
+/// Dimensions and options of the routing.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Shape {
     /// Values per row, a multiple of 4.
     pub k: usize,
-    /// Experts to choose from.
+    /// Experts to select from.
     pub experts: usize,
-    /// Experts to choose per row.
+    /// Experts to select per row.
     pub per_token: usize,
     /// Whether the weights of a row's experts add up to 1; otherwise those of all experts do.
     pub renormalize: bool,
@@ -43,7 +43,7 @@ pub struct Shape {
     pub add: Option<AddShape>,
 }
 
-/// A block's output that is added to the residual stream before experts are chosen.
+/// A block's output that is added to the residual stream before experts are selected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AddShape {
     /// Split-K partial sums of the block, at least 1.
@@ -52,7 +52,7 @@ pub struct AddShape {
     pub output: Activations,
 }
 
-/// Maximum experts to choose from.
+/// Maximum experts to select from.
 pub const MAX_EXPERTS: usize = 512;
 
 /// The buffers of one call.
@@ -61,21 +61,21 @@ pub struct Operands<'a> {
     pub x: View,
     /// f32, `[expert][k]`, each multiplied by the norm's weight.
     pub w: View,
-    /// f32 per expert: the factors of the chosen experts' weights, if the shape has them.
+    /// f32 per expert: the factors of the selected experts' weights, if the shape has them.
     pub scales: Option<View>,
     /// One u32: the number of active rows. The experts of the others are [`super::NO_EXPERT`].
     pub active: View,
     /// Scratch memory: [`Router::scratch_bytes`], initially zero.
     pub scratch: View,
     /// u32, `[row][per_token]`, written: the experts, by decreasing weight.
-    pub chosen: View,
+    pub selected: View,
     /// f32, `[row][per_token]`, written: their weights.
     pub weights: View,
     /// The block to add to x, if the shape has one.
     pub add: Option<Add<'a>>,
 }
 
-/// The buffers of an addition before the choice.
+/// The buffers of an addition before the selection.
 pub struct Add<'a> {
     /// f32, `[row][partial sum][k]`: the block to add to x.
     pub block: View,
@@ -108,8 +108,8 @@ impl Router {
             || !(1..=experts.min(MAX_EXPERTS_PER_TOKEN)).contains(&per_token)
         {
             let reason = format!(
-                "{per_token} of {experts} experts for rows of {k} values; it chooses up to {MAX_EXPERTS_PER_TOKEN} of up to \
-                 {MAX_EXPERTS}, for rows of multiples of 4 values"
+                "{per_token} of {experts} experts for rows of {k} values: at most {MAX_EXPERTS_PER_TOKEN} of {MAX_EXPERTS} \
+                 experts, and rows of a multiple of 4 values, are supported"
             );
             return Err(Error::InvalidUse { what: "router".into(), reason });
         }
@@ -167,14 +167,14 @@ impl Router {
         rows: usize,
         operands: &Operands<'_>,
     ) -> Result<()> {
-        let Operands { x, w, scales, active, scratch, chosen, weights, add } = operands;
+        let Operands { x, w, scales, active, scratch, selected, weights, add } = operands;
         let Shape { k, experts, per_token, epsilon, .. } = self.shape;
         let too_short = |view: &View, words: usize| view.len() < words as u64 * 4;
         let short = too_short(x, rows * k)
             || too_short(w, experts * k)
             || scales.as_ref().is_some_and(|scales| too_short(scales, experts))
             || too_short(active, 1)
-            || too_short(chosen, rows * per_token)
+            || too_short(selected, rows * per_token)
             || too_short(weights, rows * per_token)
             || scratch.len() < self.scratch_bytes(rows);
         if short || [x, w].iter().any(|view| !view.address().is_multiple_of(16)) {
@@ -208,7 +208,7 @@ impl Router {
             active_rows: active.clone().into(),
             scores: scratch.slice(counters..self.scratch_bytes(rows))?.into(),
             counters: scratch.slice(0..counters)?.into(),
-            chosen: chosen.clone().into(),
+            selected: selected.clone().into(),
             weights: weights.clone().into(),
             k: k as u32,
             rows: rows as u32,

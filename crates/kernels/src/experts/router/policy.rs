@@ -90,8 +90,8 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
     let adding = [(1, add(1, Activations::Int16)), (SEVERAL_ROWS, add(4, Activations::F16))]
         .map(|(rows, shape)| variant(plan(caps, rows), &shape));
     let adding = adding.into_iter().filter(|_| adds(caps, LISTED_SHAPE.k, 1));
-    let choices =
+    let shapes =
         [LISTED_SHAPE, Shape { renormalize: false, ..LISTED_SHAPE }, Shape { scaled: true, ..LISTED_SHAPE }];
-    let of_plan = |plan: Plan| choices.map(|shape| variant(plan, &shape));
+    let of_plan = |plan: Plan| shapes.map(|shape| variant(plan, &shape));
     plans.into_iter().flat_map(of_plan).chain(adding).collect()
 }

@@ -1,9 +1,9 @@
 #version 460
 #pragma tiers(T0, T1)
 #extension GL_GOOGLE_include_directive : require
-// Chooses experts for rows: scores = W · rmsnorm(x), softmax over all experts, and the experts with the largest weights.
+// Selects experts for rows: scores = W · rmsnorm(x), softmax over all experts, and the experts with the largest weights.
 //
-// A workgroup computes the scores of EXPERT_TILE experts for ROWS rows; the last one to finish its rows chooses their
+// A workgroup computes the scores of EXPERT_TILE experts for ROWS rows; the last one to finish its rows selects their
 // experts. The norm's own weight is part of W, and its factor is common to a row: a score is one sum, scaled at the end.
 // Every thread has its own part of K for all experts and rows of the tile, and loads it all at once: latency counts here,
 // not bandwidth.
@@ -22,9 +22,9 @@ layout(constant_id = 1) const uint EXPERT_TILE = 4;
 layout(constant_id = 2) const uint ROWS = 1;
 // Upper bound of the number of experts.
 layout(constant_id = 3) const uint MAX_EXPERTS = 512;
-// Divide by the sum over the chosen experts instead of all.
+// Divide by the sum over the selected experts instead of all.
 layout(constant_id = 4) const bool RENORMALIZE = true;
-// Multiply the weights of the chosen experts by factors of their own.
+// Multiply the weights of the selected experts by factors of their own.
 layout(constant_id = 5) const bool SCALED = false;
 // Threads that add up their sums before these go through shared memory: no more than a subgroup has, 1 at T0.
 layout(constant_id = 6) const uint THREADS_PER_PARTIAL = 1;
@@ -38,7 +38,7 @@ layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Flo
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Active { uint rows; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) coherent buffer Scores { float data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) coherent buffer Counters { uint data[]; };
-layout(buffer_reference, scalar, buffer_reference_align = 4) writeonly buffer Chosen { uint data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 4) writeonly buffer Selected { uint data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) writeonly buffer Weights { float data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 16) writeonly buffer Output4 { vec4 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 8) writeonly buffer Words2 { uvec2 data[]; };
@@ -51,7 +51,7 @@ layout(push_constant, scalar) uniform Push {
     Scores scores;
     // Per tile of rows, the number of workgroups that have stored their scores: zero between calls.
     Counters counters;
-    Chosen chosen;
+    Selected selected;
     Weights weights;
     uint k;
     uint rows;
@@ -101,8 +101,8 @@ float exponential(uint key, uint largest) {
     return key == 0xffffffffu ? uintBitsToFloat(0x7fc00000u) : exp(score_of(key) - score_of(largest));
 }
 
-void write_choice(uint row, uint rank, uint expert, float weight) {
-    push.chosen.data[row * push.per_token + rank] = expert;
+void write_selection(uint row, uint rank, uint expert, float weight) {
+    push.selected.data[row * push.per_token + rank] = expert;
     push.weights.data[row * push.per_token + rank] = SCALED ? weight * push.scales.data[expert] : weight;
 }
 
@@ -187,8 +187,8 @@ const uint SUBGROUPS = PARTIALS;
 shared uint experts_by_rank[SUBGROUPS * MAX_EXPERTS_PER_TOKEN];
 shared float exponentials_by_rank[SUBGROUPS * MAX_EXPERTS_PER_TOKEN];
 
-// A subgroup chooses the experts of a row, without waiting for others.
-void choose(uint row) {
+// A subgroup selects the experts of a row, without waiting for others.
+void select(uint row) {
     uint lane = gl_SubgroupInvocationID;
     uint keys[KEYS];
     [[unroll]] for (uint j = 0; j < KEYS; j++) {
@@ -217,7 +217,7 @@ void choose(uint row) {
         if (rank == 0) {
             largest = key;
             if (!RENORMALIZE) {
-                // The chosen one is no longer among the keys.
+                // The selected one is no longer among the keys.
                 [[unroll]] for (uint j = 0; j < KEYS; j++) {
                     sum += keys[j] == 0 ? 0.0 : exponential(keys[j], largest);
                 }
@@ -235,7 +235,7 @@ void choose(uint row) {
     }
     subgroupBarrier();
     for (uint rank = lane; rank < push.per_token; rank += gl_SubgroupSize) {
-        write_choice(row, rank, experts_by_rank[first + rank], exponentials_by_rank[first + rank] / sum);
+        write_selection(row, rank, experts_by_rank[first + rank], exponentials_by_rank[first + rank] / sum);
     }
     // The subgroup's next row overwrites them.
     subgroupBarrier();
@@ -245,8 +245,8 @@ shared uint keys[MAX_EXPERTS];
 shared float exponentials[MAX_EXPERTS];
 shared uint by_rank[MAX_EXPERTS_PER_TOKEN];
 
-// The workgroup chooses the experts of a row. An expert's rank is the number of experts before it.
-void choose(uint row, uint thread) {
+// The workgroup selects the experts of a row. An expert's rank is the number of experts before it.
+void select(uint row, uint thread) {
     for (uint e = thread; e < push.experts; e += THREADS) {
         keys[e] = key_of(push.scores.data[row * push.experts + e]);
     }
@@ -278,7 +278,7 @@ void choose(uint row, uint thread) {
             }
         }
         uint expert = by_rank[thread];
-        write_choice(row, thread, expert, exponentials[expert] / sum);
+        write_selection(row, thread, expert, exponentials[expert] / sum);
     }
     // The next row overwrites them.
     barrier();
@@ -329,8 +329,8 @@ void write_row(uint row, float factor, uint thread) {
 }
 #endif
 
-void choose_none(uint row, uint rank) {
-    push.chosen.data[row * push.per_token + rank] = NO_EXPERT;
+void select_none(uint row, uint rank) {
+    push.selected.data[row * push.per_token + rank] = NO_EXPERT;
     push.weights.data[row * push.per_token + rank] = 0.0;
 }
 
@@ -351,7 +351,7 @@ void main() {
     }
     barrier();
 #if TIER >= 1
-    // After the arrival: whoever chooses need not wait for it.
+    // After the arrival: whoever selects need not wait for it.
     if (BLOCK_PARTIALS > 0) {
         for (uint r = gl_WorkGroupID.x; r < ROWS; r += gl_NumWorkGroups.x) {
             if (first_row + r < active_rows) {
@@ -368,19 +368,19 @@ void main() {
 #if TIER >= 1
     for (uint row = first_row + gl_SubgroupID; row < end; row += gl_NumSubgroups) {
         if (row < active_rows) {
-            choose(row);
+            select(row);
         } else {
             for (uint rank = gl_SubgroupInvocationID; rank < push.per_token; rank += gl_SubgroupSize) {
-                choose_none(row, rank);
+                select_none(row, rank);
             }
         }
     }
 #else
     for (uint row = first_row; row < end; row++) {
         if (row < active_rows) {
-            choose(row, thread);
+            select(row, thread);
         } else if (thread < push.per_token) {
-            choose_none(row, thread);
+            select_none(row, thread);
         }
     }
 #endif

@@ -23,25 +23,25 @@ fn all_cases_on_the_cpu_driver() {
 }
 
 #[test]
-fn nan_and_infinity_choose_valid_experts_with_nan_weights() {
+fn nan_and_infinity_select_valid_experts_with_nan_weights() {
     let Some(device) = testkit::cpu_device() else { return };
     let w: Vec<f32> = (0..32).map(|i| i as f32 * 0.1).collect();
     for bad in [f32::NAN, -f32::NAN, f32::INFINITY] {
         let mut x = vec![1.0; 16];
         x[3] = bad;
-        let (comparison, chosen, weights) = route(&device, SHAPE, &x, &w, None).unwrap();
+        let (comparison, selected, weights) = route(&device, SHAPE, &x, &w, None).unwrap();
         assert!(comparison.first_mismatch.is_none(), "{comparison:?}");
-        assert!(chosen[..4].iter().all(|expert| *expert < 4), "{chosen:?}");
-        assert!(chosen[0] != chosen[1] && weights[0].is_nan(), "{chosen:?} {weights:?}");
+        assert!(selected[..4].iter().all(|expert| *expert < 4), "{selected:?}");
+        assert!(selected[0] != selected[1] && weights[0].is_nan(), "{selected:?} {weights:?}");
         assert!((weights[2] + weights[3] - 1.0).abs() < 1e-6, "the other row is not affected: {weights:?}");
     }
 }
 
 #[test]
-fn equal_scores_choose_the_first_experts() {
+fn equal_scores_select_the_first_experts() {
     let Some(device) = testkit::cpu_device() else { return };
-    let (_, chosen, weights) = route(&device, SHAPE, &[1.0; 8], &[0.5; 32], None).unwrap();
-    assert_eq!((&chosen[..2], &weights[..2]), (&[0, 1][..], &[0.5, 0.5][..]));
+    let (_, selected, weights) = route(&device, SHAPE, &[1.0; 8], &[0.5; 32], None).unwrap();
+    assert_eq!((&selected[..2], &weights[..2]), (&[0, 1][..], &[0.5, 0.5][..]));
 }
 
 #[test]
@@ -49,8 +49,8 @@ fn scales_go_with_their_shape() {
     let Some(device) = testkit::cpu_device() else { return };
     let scaled = Shape { scaled: true, ..SHAPE };
     let scales = [4.0, 3.0, 2.0, 1.0];
-    let (_, chosen, weights) = route(&device, scaled, &[1.0; 8], &[0.5; 32], Some(&scales)).unwrap();
-    assert_eq!((&chosen[..2], &weights[..2]), (&[0, 1][..], &[2.0, 1.5][..]));
+    let (_, selected, weights) = route(&device, scaled, &[1.0; 8], &[0.5; 32], Some(&scales)).unwrap();
+    assert_eq!((&selected[..2], &weights[..2]), (&[0, 1][..], &[2.0, 1.5][..]));
     let error = |shape, scales| route(&device, shape, &[1.0; 8], &[0.5; 32], scales).err().map(|_| ());
     error(scaled, None).expect("no scales");
     error(scaled, Some(&scales[..3])).expect("too few scales");
@@ -66,8 +66,8 @@ fn plans_fit_the_device() {
             assert!(plan.threads <= caps.max_threads, "{plan:?}");
             let sums = plan.rows * (plan.expert_tile + 1);
             let subgroups = plan.threads.div_ceil(plan.threads_per_partial);
-            let choice = if tier >= Tier::T1 { subgroups * 32 } else { 2 * MAX_EXPERTS as u32 + 16 };
-            let words = sums * (subgroups + 1) + choice + 1;
+            let selection = if tier >= Tier::T1 { subgroups * 32 } else { 2 * MAX_EXPERTS as u32 + 16 };
+            let words = sums * (subgroups + 1) + selection + 1;
             assert!(words * 4 <= caps.max_shared_bytes.min(16384), "{plan:?}");
             if tier >= Tier::T1 {
                 assert!(plan.threads.is_multiple_of(caps.max_subgroup_size), "{plan:?}");
@@ -93,7 +93,7 @@ fn plans_of_larger_gpus_match_the_reference() {
 }
 
 #[test]
-fn impossible_choices_are_rejected() {
+fn impossible_selections_are_rejected() {
     let Some(device) = testkit::cpu_device() else { return };
     for wrong in [
         Shape { per_token: 5, ..SHAPE },

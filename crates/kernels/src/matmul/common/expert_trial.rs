@@ -35,7 +35,7 @@ pub(crate) struct ExpertTrialOperands<'a> {
     pub x: &'a Vectors,
     pub target: &'a Target,
     /// The expert of each pair.
-    pub chosen: &'a View,
+    pub selected: &'a View,
     /// The same in groups.
     pub groups: &'a Groups,
 }
@@ -102,12 +102,12 @@ impl ExpertTrial {
         // Uneven: the last expert has no columns, the first has most.
         let expert =
             |random: &mut Random| random.integer(0, count as i64 - 2).min(random.integer(0, 2)) as u32;
-        let chosen: Vec<u32> =
+        let selected: Vec<u32> =
             (0..pairs).map(|pair| if pair < active { expert(&mut random) } else { NO_EXPERT }).collect();
         // Groups of one column are the pairs themselves.
         let (group_experts, group_pairs) = match width {
-            1 => (chosen.clone(), vec![0]),
-            _ => grouped(&chosen, count, width),
+            1 => (selected.clone(), vec![0]),
+            _ => grouped(&selected, count, width),
         };
         let groups = Groups {
             count: group_experts.len(),
@@ -115,18 +115,18 @@ impl ExpertTrial {
             pairs: arena.buffer_from("pairs of groups", &group_pairs)?.view(),
             width,
         };
-        let chosen_view = arena.buffer_from("chosen", &chosen)?.view();
+        let selected_view = arena.buffer_from("selected", &selected)?.view();
         let y = poisoned(&mut arena, self.output, self.epilogue.outputs(rows), pairs)?;
         let target = without_guards(Target::vectors(&y)?, &y)?;
         let mut recorder = device.recorder()?;
         let operands =
-            ExpertTrialOperands { w: &w, x: &x, target: &target, chosen: &chosen_view, groups: &groups };
+            ExpertTrialOperands { w: &w, x: &x, target: &target, selected: &selected_view, groups: &groups };
         record(&mut recorder, &operands)?;
         recorder.seal()?.run(TIMEOUT)?;
 
         let error = if self.activations == Activations::F16 { F16_ERROR } else { 0.0 };
         let mut want = Vec::new();
-        for (pair, expert) in chosen[..active].iter().enumerate() {
+        for (pair, expert) in selected[..active].iter().enumerate() {
             let range = *expert as usize * rows * k..(*expert as usize + 1) * rows * k;
             let of_expert = reference::Weights {
                 k,
@@ -160,7 +160,7 @@ pub(crate) struct SummedTrialOperands<'a> {
     pub x: &'a Vectors,
     pub target: &'a Target,
     /// The expert of each pair.
-    pub chosen: &'a View,
+    pub selected: &'a View,
     /// The weight of each pair.
     pub weights: &'a View,
 }
@@ -191,14 +191,14 @@ impl SummedTrial {
         let of_x = Trial { activations: Activations::Int16, ..Trial::plain(self.weights, pairs) };
         let (x, columns) = activations(&mut arena, &mut random, &of_x)?;
         let active = pairs - self.per_token;
-        let chosen: Vec<u32> =
+        let selected: Vec<u32> =
             (0..pairs)
                 .map(|pair| {
                     if pair < active { random.integer(0, self.experts as i64 - 1) as u32 } else { NO_EXPERT }
                 })
                 .collect();
         let weights: Vec<f32> = (0..pairs).map(|_| random.signed()).collect();
-        let chosen_view = arena.buffer_from("chosen", &chosen)?.view();
+        let selected_view = arena.buffer_from("selected", &selected)?.view();
         let weights_view = arena.buffer_from("weights of pairs", &weights)?.view();
         let y = poisoned(&mut arena, Activations::F32, n, self.rows)?;
         let target = without_guards(Target::vectors(&y)?, &y)?;
@@ -207,7 +207,7 @@ impl SummedTrial {
             w: &w,
             x: &x,
             target: &target,
-            chosen: &chosen_view,
+            selected: &selected_view,
             weights: &weights_view,
         };
         record(&mut recorder, &operands)?;
@@ -217,7 +217,7 @@ impl SummedTrial {
         for row in 0..self.rows - 1 {
             let mut sums = vec![reference::Value { value: 0.0, allowed: 0.0 }; n];
             for pair in row * self.per_token..(row + 1) * self.per_token {
-                let first = chosen[pair] as usize * n * k;
+                let first = selected[pair] as usize * n * k;
                 let of_expert = reference::Weights {
                     k,
                     values: filled.values[first..first + n * k].to_vec(),
@@ -252,18 +252,21 @@ fn without_guards(target: Target, y: &Vectors) -> Result<Target> {
 }
 
 /// Pairs sorted by expert, in groups: the experts of the groups, and the pairs of their columns.
-fn grouped(chosen: &[u32], count: usize, width: usize) -> (Vec<u32>, Vec<u32>) {
+fn grouped(selected: &[u32], count: usize, width: usize) -> (Vec<u32>, Vec<u32>) {
     let (mut experts, mut pairs) = (vec![], vec![]);
     for expert in 0..count as u32 {
-        let own: Vec<u32> =
-            (0_u32..).zip(chosen).filter(|(_, chosen)| **chosen == expert).map(|(pair, _)| pair).collect();
+        let own: Vec<u32> = (0_u32..)
+            .zip(selected)
+            .filter(|(_, selected)| **selected == expert)
+            .map(|(pair, _)| pair)
+            .collect();
         for group in own.chunks(width) {
             experts.push(expert);
             pairs.extend(group);
             pairs.resize(experts.len() * width, NO_EXPERT);
         }
     }
-    let max_count = Groups::max_count(chosen.len(), count, width);
+    let max_count = Groups::max_count(selected.len(), count, width);
     experts.resize(max_count, NO_EXPERT);
     // Nothing reads the pairs of unused groups.
     pairs.resize(max_count * width, 0);

@@ -101,8 +101,8 @@ fn expert_case(tier: Tier, trial: ExpertTrial) -> Case {
         let plan = if plan.lanes.is_some() { policy::at_tier(device.caps(), &shape, Tier::T0) } else { plan };
         let kernel = Gemv::for_experts(device, shape, plan, experts)?;
         trial.run(device, 1, |recorder, operands| {
-            let ExpertTrialOperands { w, x, target, chosen, .. } = operands;
-            kernel.record_experts(recorder, "gemv", w, x, target, chosen)
+            let ExpertTrialOperands { w, x, target, selected, .. } = operands;
+            kernel.record_experts(recorder, "gemv", w, x, target, selected)
         })
     })
 }
@@ -121,8 +121,8 @@ fn summed_case(scheme: Scheme) -> Case {
 /// Runs sums over experts.
 pub(super) fn run_summed(device: &Device, trial: SummedTrial, kernel: Gemv) -> Result<Comparison> {
     trial.run(device, |recorder, operands| {
-        let SummedTrialOperands { w, x, target, chosen, weights } = operands;
-        kernel.record_summed_experts(recorder, "gemv", w, x, target, chosen, weights)
+        let SummedTrialOperands { w, x, target, selected, weights } = operands;
+        kernel.record_summed_experts(recorder, "gemv", w, x, target, selected, weights)
     })
 }
 

@@ -283,7 +283,7 @@ impl Gemv {
         w: &Matrix,
         x: &Vectors,
         target: &Target,
-        chosen: &View,
+        selected: &View,
     ) -> Result<()> {
         let Shape { weights, activations, epilogue, output, .. } = self.shape;
         let wrong = |reason: &str| Err(Error::InvalidUse { what: name.to_string(), reason: reason.into() });
@@ -291,7 +291,7 @@ impl Gemv {
             return wrong("the kernel was not created for a product over experts with a column per pair");
         };
         let (block, pairs) = check_experts(name, experts, &weights, w, x)?;
-        if x.kind() != activations || chosen.len() < pairs as u64 * 4 {
+        if x.kind() != activations || selected.len() < pairs as u64 * 4 {
             return wrong(
                 "x has another format than the kernel was created for, or the list of experts is too short",
             );
@@ -321,7 +321,7 @@ impl Gemv {
             y_low: (target.y.len() / 8) as u32,
             epsilon: 0.0,
             x_columns: x.columns as u32,
-            experts: chosen.clone().into(),
+            experts: selected.clone().into(),
         };
         recorder.dispatch(name, &self.pipeline, [self.groups(&weights), pairs as u32, 1], &push)
     }
@@ -337,7 +337,7 @@ impl Gemv {
         w: &Matrix,
         x: &Vectors,
         target: &Target,
-        chosen: &View,
+        selected: &View,
         weights: &View,
     ) -> Result<()> {
         let layout = self.shape.weights;
@@ -349,7 +349,7 @@ impl Gemv {
         let words = pairs as u64 * 4;
         if x.kind() != Activations::Int16
             || !pairs.is_multiple_of(per_token)
-            || chosen.len() < words
+            || selected.len() < words
             || weights.len() < words
             || !weights.address().is_multiple_of(16)
         {
@@ -380,7 +380,7 @@ impl Gemv {
             y_low: 0,
             epsilon: 0.0,
             x_columns: x.columns as u32,
-            experts: chosen.clone().into(),
+            experts: selected.clone().into(),
         };
         recorder.dispatch(name, &self.pipeline, [self.groups(&layout), rows as u32, 1], &push)
     }

@@ -126,7 +126,7 @@ fn gemma_header(size: Size, kinds: [u32; 2]) -> (Vec<u8>, u64) {
 fn hub_with_27b() -> FakeHub {
     let hub = FakeHub::start();
     let file = |path: &str, kinds| {
-        let (header, len) = gemma_header(Size::Gemma27B, kinds);
+        let (header, len) = gemma_header(Size::Gemma3Of27B, kinds);
         FakeFile::sparse(path, header, len)
     };
     let qat = FakeRepository {
@@ -203,7 +203,7 @@ fn estimates_from_names_are_close_to_the_sizes_in_headers() {
             panic!("not GGUF files")
         };
         let exact = &candidates[chosen];
-        let config = Size::Gemma27B.config().unwrap();
+        let config = Size::Gemma3Of27B.config().unwrap();
         let estimated = Candidate::estimated(0, &variant, &config, &machine);
         let ratio = estimated.weight_bytes as f64 / exact.weight_bytes as f64;
         assert!((0.995..1.005).contains(&ratio), "{quant}: {ratio}");
