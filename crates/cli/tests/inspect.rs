@@ -26,6 +26,19 @@ fn a_folder_saved_by_transformers_is_described() {
 }
 
 #[test]
+fn layers_that_differ_are_described() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures/gemma4_ple");
+    let text = stdout(&indrik(&["inspect", folder.to_str().unwrap()]).output().unwrap());
+    for line in [
+        "full-attention layers: of dimension 64, 1 KV heads",
+        "the last 3 layers share keys and values of earlier ones",
+        "embeddings of width 64;",
+    ] {
+        assert!(text.contains(line), "'{line}' is not in: {text}");
+    }
+}
+
+#[test]
 fn inspect_works_without_a_gpu() {
     let folder = fixture("text");
     let missing = "/nonexistent/driver.json";

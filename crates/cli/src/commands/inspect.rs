@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, process::ExitCode};
 
-use checkpoint::{Checkpoint, Config, Experts, Mixer, Slot, Tensor};
+use checkpoint::{Checkpoint, Config, Experts, Mixer, Slot, Tensor, Values};
 use clap::Args;
 use gpu::format_bytes;
 use indrik::DeviceSelector;
@@ -174,6 +174,7 @@ fn summary(checkpoint: &Checkpoint, parameters: u64) -> anyhow::Result<String> {
         "   heads    {} of dimension {}, {} KV heads, scores divided by √{}\n",
         config.heads, config.head_dim, config.kv_heads, config.query_pre_attn_scalar
     );
+    text += &differing_layers(checkpoint)?;
     text += &format!(
         "   context  {} tokens, sliding window {}, vocabulary {}\n",
         config.max_positions,
@@ -187,6 +188,35 @@ fn summary(checkpoint: &Checkpoint, parameters: u64) -> anyhow::Result<String> {
         );
     }
     Ok(text + "\n")
+}
+
+/// What full-attention layers, the last layers and per-layer embeddings add (Gemma 4); empty for other models.
+fn differing_layers(checkpoint: &Checkpoint) -> anyhow::Result<String> {
+    let config = &checkpoint.config;
+    let mut text = String::new();
+    let full = config.attentions().find(|attention| !attention.span.is_sliding());
+    if let Some(full) =
+        full.filter(|full| (full.kv_heads, full.head_dim) != (config.kv_heads, config.head_dim))
+    {
+        let values = if full.values == Values::FromKeys { ", values from keys" } else { "" };
+        text += &format!(
+            "            full-attention layers: of dimension {}, {} KV heads{values}\n",
+            full.head_dim, full.kv_heads
+        );
+    }
+    match config.attentions().filter(|attention| attention.shares_kv_with.is_some()).count() {
+        0 => {}
+        shared => {
+            text += &format!("            the last {shared} layers share keys and values of earlier ones\n")
+        }
+    }
+    if let Some(width) = config.per_layer_width {
+        text += &format!(
+            "   per layer embeddings of width {width}; {} of weights read per token\n",
+            format_bytes(bytes_per_token(checkpoint)?)
+        );
+    }
+    Ok(text)
 }
 
 /// The experts, where the model's layers have them.
