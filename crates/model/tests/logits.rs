@@ -251,9 +251,10 @@ fn f16_activations_change_logits_little() {
                 "{name}, KV in {kv}, chunks of {chunk}: {worst:.1e} of the largest logit, {lost:.1e} nats"
             );
             let most = match kv {
+                KvScheme::Int8 if name == "gemma4_ple_gguf_q8_0" => 5e-3,
                 KvScheme::Int8 => 1e-3,
-                // Logits up to 30, and routing weights that the rounding changes.
-                _ if name.starts_with("gemma4") => 3e-5,
+                // Logits up to 30, routing weights that the rounding changes, and up to 21 blocks.
+                _ if name.starts_with("gemma4") => 1e-4,
                 _ => 1e-5,
             };
             assert!(lost < most, "{name}, {kv}, chunks of {chunk}: {lost} nats per token are lost");
@@ -264,6 +265,7 @@ fn f16_activations_change_logits_little() {
                 (KvScheme::Int8, "qwen3moe_gguf_q8_0" | "gemma4_moe_gguf_q8_0") => 3e-1,
                 (KvScheme::Int8, _) => 5e-2,
                 (_, "llama_gguf_q4_1") => 7e-3,
+                (_, "gemma4_ple_gguf_q8_0") => 1e-2,
                 _ => 5e-3,
             };
             assert!((1e-5..allowed).contains(&worst), "{name}, {kv}, chunks of {chunk}: {worst}");
@@ -272,8 +274,10 @@ fn f16_activations_change_logits_little() {
         if fixture.reference.get("greedy").is_some() {
             // Random biases make Qwen 2's logits the largest, and Q4_1 has its minima: f16 changes them more.
             // Experts multiply the difference by the weights of a router that it changes, too.
-            let larger =
-                name.starts_with("qwen2") || name == "llama_gguf_q4_1" || name.starts_with("qwen3moe");
+            // Gemma 4's many blocks and Ministral's larger queries do so, too.
+            let larger = ["qwen2", "qwen3moe", "llama_gguf_q4_1", "gemma4", "ministral3"]
+                .into_iter()
+                .any(|family| name.starts_with(family));
             let most = if larger { 2e-2 } else { 5e-3 };
             in_a_batch_of_others(&fixture, &model, Some(most));
         }
