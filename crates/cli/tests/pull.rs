@@ -33,7 +33,10 @@ fn usage_errors_and_unknown_names_have_different_exit_codes() {
         let output = pull(folder.path(), &[unknown]).output().unwrap();
         assert_eq!(output.status.code(), Some(1));
         let text = stderr(&output);
-        assert!(text.contains("known names: gemma3, gemma4, llama3.1") && text.contains("`indrik search`"), "{text}");
+        assert!(
+            text.contains("known names: gemma3, gemma4, llama3.1") && text.contains("`indrik search`"),
+            "{text}"
+        );
     }
     for (typed, meant) in
         [("gema3:27b", "gemma3:27b"), ("lama3.1:8b", "llama3.1:8b"), ("smolm2", "smollm2:135m")]
