@@ -231,7 +231,7 @@ fn yarn(keys: &Keys, model: &Keys) -> Result<RopeScaling> {
             keys.error("beta_fast", format!("is {beta_fast}, but must be above beta_slow = {beta_slow}"))
         );
     }
-    let multiplier = |key: &str| if keys.has(key) { keys.number(key, None).map(Some) } else { Ok(None) };
+    let multiplier = |key: &str| keys.optional_number(key);
     let attention_factor =
         match (multiplier("attention_factor")?, multiplier("mscale")?, multiplier("mscale_all_dim")?) {
             (Some(factor), ..) => factor,

@@ -176,6 +176,11 @@ impl<'a> Keys<'a> {
         Err(self.error(key, format!("is {value}, but must be a positive number")))
     }
 
+    /// The same where it may be absent.
+    pub(crate) fn optional_number(&self, key: &str) -> Result<Option<f32>> {
+        if self.has(key) { self.number(key, None).map(Some) } else { Ok(None) }
+    }
+
     pub(crate) fn text(&self, key: &str) -> Result<Option<&'a str>> {
         match self.value(key) {
             None => Ok(None),

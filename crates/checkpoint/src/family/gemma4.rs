@@ -103,10 +103,7 @@ fn adapt_hf(config: &mut Config, keys: &Keys) -> Result<()> {
     if !keys.has("rope_parameters") {
         config.rope_scaling = RopeScaling::Proportional { rotated: ROTATED, factor: 1.0 };
     }
-    config.logit_softcap = match keys.has("final_logit_softcapping") {
-        true => Some(keys.number("final_logit_softcapping", None)?),
-        false => None,
-    };
+    config.logit_softcap = keys.optional_number("final_logit_softcapping")?;
     let values_from_keys = keys.flag("attention_k_eq_v")?.unwrap_or(false);
     config.global_attention = Some(global_attention_hf(config, keys, values_from_keys)?);
     let default = if unified { 0 } else { PER_LAYER_WIDTH };
@@ -174,10 +171,7 @@ fn adapt_gguf(config: &mut Config, keys: &Keys) -> Result<()> {
     let kind = |sliding: &bool| if *sliding { LayerType::Sliding } else { LayerType::Global };
     config.layer_types = sliding.iter().map(kind).collect();
     config.query_pre_attn_scalar = 1.0;
-    config.logit_softcap = match keys.has("final_logit_softcapping") {
-        true => Some(keys.number("final_logit_softcapping", None)?),
-        false => None,
-    };
+    config.logit_softcap = keys.optional_number("final_logit_softcapping")?;
     let kv_heads = keys.sizes("attention.head_count_kv", layers, MAX_SIZE, Some(config.heads))?;
     let uniform = |kind: LayerType, values: &[u32], key: &str| -> Result<Option<u32>> {
         let mut values = config

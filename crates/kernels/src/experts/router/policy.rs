@@ -25,8 +25,8 @@ pub struct Plan {
 /// Rows from which workgroups have four, and eight: they read W fewer times, and there are still enough of them.
 const SEVERAL_ROWS: usize = 4;
 const MANY_ROWS: usize = 48;
-/// Rows from which there are so many workgroups that few threads each are better: a sum over threads costs more than their
-/// products where each has only some of K.
+/// Rows from which small workgroups are faster: there are enough of them to fill the device, and reducing the sums of many
+/// threads would cost more than the products of each.
 const PROMPT_ROWS: usize = 256;
 
 /// Minimum compute units for workgroups of few experts and many threads.
