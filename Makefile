@@ -14,9 +14,11 @@ ifneq ($(wildcard ../shared/data),)
 export INDRIK_TEST_DATA ?= $(abspath ../shared/data)
 endif
 
-# Incremental compilation only pays off from the second build on.
 ifeq ($(CI),true)
+# Incremental compilation only pays off from the second build on.
 export CARGO_INCREMENTAL = 0
+# A change must not fail for a case that others generate by chance: `make soak` looks for those.
+export PROPTEST_RNG_SEED = 8006
 endif
 
 help: ## list the targets
@@ -52,7 +54,8 @@ export_path = path=$$(cat target/$(2) 2>/dev/null); [ -z "$$path" ] || export IN
 clients: setup model ## test the server with OpenAI's Python and npm packages and schemathesis; tool calls too after `make models`
 	$(call export_path,QWEN,test-qwen) scripts/clients.sh
 
-soak: setup ## the long tests: load for INDRIK_SOAK=1800 seconds (`make test` has two minutes of it), kernels for gfx1151
+soak: setup ## the long tests: load for INDRIK_SOAK=1800 seconds (`make test` has two minutes of it), kernels for gfx1151, random cases
+	env -u PROPTEST_RNG_SEED PROPTEST_CASES=200000 cargo test -p indrik-engine --lib properties
 	cargo test -p indrik-cli --test rdna3 -- --ignored
 	INDRIK_SOAK=$(or $(INDRIK_SOAK),1800) cargo test -p indrik-cli --test load -- --nocapture
 

@@ -229,6 +229,12 @@ pub(crate) struct Prefilling<S> {
     pub prefilled: usize,
 }
 
+impl<S> AsRef<Job> for Prefilling<S> {
+    fn as_ref(&self) -> &Job {
+        &self.job
+    }
+}
+
 impl<S> Prefilling<S> {
     /// Tokens left to prefill.
     pub fn remaining(&self) -> usize {
@@ -255,6 +261,12 @@ impl<S> Prefilling<S> {
 pub(crate) struct Decoding<S> {
     pub job: Job,
     pub sequence: S,
+}
+
+impl<S> AsRef<Job> for Decoding<S> {
+    fn as_ref(&self) -> &Job {
+        &self.job
+    }
 }
 
 impl<S> Decoding<S> {

@@ -298,7 +298,7 @@ impl<B: Backend> Scheduler<B> {
                     let _ = job.events.send(Event::Started { cached_tokens: job.cached_tokens });
                 }
                 let list = if scores { &mut self.scoring } else { &mut self.prefilling };
-                list.push(Prefilling { job, sequence, tokens, prefilled: cached });
+                insert_in_order(list, Prefilling { job, sequence, tokens, prefilled: cached });
                 return true;
             }
             Err(error) if error.is_resource_exhausted() && !alone => {
@@ -330,10 +330,7 @@ impl<B: Backend> Scheduler<B> {
     /// Returns a request to `decoding`, or ends it and frees its pages.
     fn keep_decoding(&mut self, decoding: Decoding<B::Sequence>, outcome: Option<Outcome>) {
         match outcome {
-            None => {
-                let older = self.decoding.partition_point(|other| other.job.id < decoding.job.id);
-                self.decoding.insert(older, decoding);
-            }
+            None => insert_in_order(&mut self.decoding, decoding),
             Some(outcome) => {
                 self.finish(decoding.job, outcome);
                 self.admission_paused = false;
@@ -344,7 +341,7 @@ impl<B: Backend> Scheduler<B> {
     /// Returns a request to `prefilling`, or ends it and frees its pages.
     fn keep_prefilling(&mut self, prefilling: Prefilling<B::Sequence>, outcome: Option<Outcome>) {
         match outcome {
-            None => self.prefilling.push(prefilling),
+            None => insert_in_order(&mut self.prefilling, prefilling),
             Some(outcome) => {
                 self.finish(prefilling.job, outcome);
                 self.admission_paused = false;
@@ -415,6 +412,13 @@ impl<B: Backend> Scheduler<B> {
             let _ = events.send(event);
         }
     }
+}
+
+/// Inserts a request into a list in order of submission. Requests that were scored or preempted may come after
+/// younger ones.
+fn insert_in_order<T: AsRef<Job>>(list: &mut Vec<T>, request: T) {
+    let older = list.partition_point(|other| other.as_ref().id < request.as_ref().id);
+    list.insert(older, request);
 }
 
 #[cfg(test)]

@@ -1,6 +1,13 @@
 //! `indrik kernels`: compiles every kernel variant and reports the driver's statistics.
 
-use std::process::ExitCode;
+use std::{
+    process::ExitCode,
+    sync::{
+        Mutex, OnceLock, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+};
 
 use anyhow::{Context, bail};
 use clap::Args;
@@ -68,17 +75,12 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let (_instance, device) =
         DeviceSelector { name: arguments.device.as_deref(), statistics: true, ..DeviceSelector::default() }
             .open()?;
-    let mut progress = output::Progress::new();
-    let mut all = Vec::new();
-    for kernel in
-        kernels::ALL.iter().filter(|kernel| arguments.kernel.as_ref().is_none_or(|name| name == kernel.name))
-    {
-        for variant in (kernel.variants)(device.caps()) {
-            progress.show(&format!("compiling {} ({})", variant.shader.name, variant.label));
-            all.extend(compile(&device, kernel.name, &variant)?);
-        }
-    }
-    drop(progress);
+    let selected =
+        kernels::ALL.iter().filter(|kernel| arguments.kernel.as_ref().is_none_or(|name| name == kernel.name));
+    let variants: Vec<_> = selected
+        .flat_map(|kernel| (kernel.variants)(device.caps()).into_iter().map(|variant| (kernel.name, variant)))
+        .collect();
+    let all = compile_all(&device, &variants)?;
     if all.iter().all(|compiled| compiled.statistics.is_empty()) {
         bail!("{} does not report pipeline statistics; Mesa's and NVIDIA's drivers do", device.info().driver);
     }
@@ -153,6 +155,33 @@ fn estimate(json: bool) -> anyhow::Result<ExitCode> {
         output::table(&header, &rows)
     ))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Compiles variants of kernels on all cores, with progress.
+fn compile_all(device: &Device, variants: &[(&'static str, Variant)]) -> gpu::Result<Vec<Compiled>> {
+    let next = AtomicUsize::new(0);
+    let progress = Mutex::new(output::Progress::new());
+    let compiled: Vec<OnceLock<gpu::Result<Vec<Compiled>>>> =
+        variants.iter().map(|_| OnceLock::new()).collect();
+    let work = || {
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let Some((kernel, variant)) = variants.get(index) else { break };
+            let text = format!("compiling {} ({})", variant.shader.name, variant.label);
+            progress.lock().unwrap_or_else(PoisonError::into_inner).show(&text);
+            let result = compile(device, kernel, variant);
+            if result.is_err() {
+                next.store(variants.len(), Ordering::Relaxed);
+            }
+            // Each index is taken by one thread.
+            let _ = compiled[index].set(result);
+        }
+    };
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    thread::scope(|scope| (0..cores).for_each(|_| _ = scope.spawn(work)));
+    // Variants after one that failed were not compiled.
+    let results = compiled.into_iter().filter_map(OnceLock::into_inner);
+    results.collect::<gpu::Result<Vec<_>>>().map(|lists| lists.into_iter().flatten().collect())
 }
 
 fn compile(device: &Device, kernel: &'static str, variant: &Variant) -> gpu::Result<Vec<Compiled>> {

@@ -29,7 +29,7 @@ impl<B: Backend> Scheduler<B> {
                     self.deliver(decoding, steps.concat());
                 }
                 // Preemption is up to the next round.
-                Err(error) if error.is_resource_exhausted() => self.decoding.push(decoding),
+                Err(error) if error.is_resource_exhausted() => self.keep_decoding(decoding, None),
                 Err(BackendError::DeviceLost(reason)) => {
                     self.decoding.push(decoding);
                     self.decoding.extend(rest);

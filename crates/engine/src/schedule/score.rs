@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use super::{Scheduler, recovery::request_error};
+use super::{Scheduler, insert_in_order, recovery::request_error};
 use crate::{
     Backend, BackendError, FinishReason,
     energy::Joules,
@@ -68,8 +68,7 @@ impl<B: Backend> Scheduler<B> {
             self.scoring.insert(0, scored);
             return Err(error);
         }
-        let older = self.prefilling.partition_point(|prefilling| prefilling.job.id < scored.job.id);
-        self.prefilling.insert(older, scored);
+        insert_in_order(&mut self.prefilling, scored);
         Ok(())
     }
 }

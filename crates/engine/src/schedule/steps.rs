@@ -254,7 +254,7 @@ impl<B: Backend> Scheduler<B> {
                         }
                     }
                     match reset {
-                        Ok(()) => self.decoding.push(decoding),
+                        Ok(()) => self.keep_decoding(decoding, None),
                         Err(BackendError::DeviceLost(reason)) => {
                             let Decoding { job, sequence } = decoding;
                             let own = Prefilling { job, sequence, tokens, prefilled };

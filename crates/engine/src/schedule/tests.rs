@@ -417,6 +417,36 @@ fn penalty_counts_of_prefilling_requests_are_reset_after_a_failed_step() {
 }
 
 #[test]
+fn a_preempted_request_returns_before_younger_ones_whose_prompts_are_scored() {
+    let sampling = Sampling { repetition: 1.1, ..Sampling::default() };
+    let scored = |first, prompt_tokens| Request {
+        prompt_logprobs: Some(0),
+        sampling: sampling.clone(),
+        ..request(first, prompt_tokens, 4)
+    };
+    // The second request's step fails, then the reset of its counts. It returns when the first has ended, while the
+    // prompt of the third is being scored.
+    let requests = [request(0, 4, 12), scored(1, 16), scored(2, 60)];
+    let mut preemptions = 0;
+    for failed in 0..24 {
+        for reset in failed + 1..failed + 4 {
+            let errors = BTreeMap::from([
+                (failed, BackendError::NonFiniteLogits),
+                (reset, BackendError::OutOfMemory("no memory".into())),
+            ]);
+            let mut harness = Harness::new(MockOptions { errors, max_steps: 1, ..options(3, 64) });
+            let mut streams = requests.each_ref().map(|request| harness.submit(request));
+            harness.finish();
+            preemptions += harness.scheduler.status.preemptions;
+            for (request, stream) in requests.iter().zip(&mut streams) {
+                assert!(harness.reference(request).0.starts_with(&collect(stream).0));
+            }
+        }
+    }
+    assert!(preemptions >= 3, "{preemptions}");
+}
+
+#[test]
 fn a_lost_device_empties_the_prefix_cache() {
     // start, three chunks, three runs; then start and a chunk that loses the device.
     let errors = BTreeMap::from([(8, BackendError::DeviceLost("lost".into()))]);
