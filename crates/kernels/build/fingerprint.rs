@@ -1,10 +1,11 @@
-//! A fingerprint of every shader source, to notice that one changed after it was compiled.
+//! A fingerprint of every shader source and of what it was compiled to, to notice that one of them changed without the
+//! other.
 
 use std::fs;
 use std::path::Path;
 
 /// The list of fingerprints in the `generated` folder.
-pub const FILE: &str = "sources.txt";
+pub const FILE: &str = "fingerprints.txt";
 
 /// One line per `.comp` and `.glsl` file of the kernels crate at `root`, sorted: fingerprint and path.
 pub fn of_sources(root: &Path) -> Result<String, String> {
@@ -26,10 +27,14 @@ pub fn of_sources(root: &Path) -> Result<String, String> {
     let mut lines = String::new();
     for path in files {
         let bytes = fs::read(&path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
-        let name = path.strip_prefix(root).unwrap_or(&path).display();
-        lines += &format!("{:016x} {name}\n", fnv1a(&bytes));
+        lines += &line(&path.strip_prefix(root).unwrap_or(&path).display().to_string(), &bytes);
     }
     Ok(lines)
+}
+
+/// The line of one file.
+pub fn line(path: &str, bytes: &[u8]) -> String {
+    format!("{:016x} {path}\n", fnv1a(bytes))
 }
 
 /// FNV-1a: enough against accidents, and the same in every Rust version, unlike the standard library's hashes.

@@ -1,4 +1,5 @@
-//! Build script: fails if a shader changed since `crates/kernels/generated` was compiled from it.
+//! Build script: fails if a shader changed since `crates/kernels/generated` was compiled from it, or what it was
+//! compiled to.
 
 mod fingerprint;
 
@@ -9,7 +10,8 @@ fn main() {
     for watched in ["src", "glsl", "build", "generated"] {
         println!("cargo:rerun-if-changed={watched}");
     }
-    let current = fingerprint::of_sources(Path::new("")).unwrap_or_else(|error| fail(&error));
+    let mut current = fingerprint::of_sources(Path::new("")).unwrap_or_else(|error| fail(&error));
+    current += &of_generated().unwrap_or_else(|error| fail(&format!("cannot read generated: {error}")));
     let path = Path::new("generated").join(fingerprint::FILE);
     let compiled = fs::read_to_string(&path).unwrap_or_default();
     let changed = |old: &str, new: &str| -> Vec<String> {
@@ -22,11 +24,23 @@ fn main() {
     files.dedup();
     if !files.is_empty() {
         fail(&format!(
-            "crates/kernels/generated was compiled from other versions of {}.\nRun `make shaders`; it needs a \
-             C++ compiler and compiles glslang on its first run.",
+            "crates/kernels/generated was not compiled from these shaders; other versions of: {}.\nRun `make \
+             shaders`; it needs a C++ compiler and compiles glslang on its first run.",
             files.join(", ")
         ));
     }
+}
+
+/// Fingerprints of the compiled shaders and their Rust bindings.
+fn of_generated() -> std::io::Result<String> {
+    let mut lines = String::new();
+    for entry in fs::read_dir("generated")? {
+        let path = entry?.path();
+        if path.file_name().is_some_and(|name| name != fingerprint::FILE) {
+            lines += &fingerprint::line(&path.display().to_string(), &fs::read(&path)?);
+        }
+    }
+    Ok(lines)
 }
 
 fn fail(message: &str) -> ! {

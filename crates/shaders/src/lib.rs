@@ -4,8 +4,9 @@
 //! SPIR-V, [`mod@reflect`] extracts its interface and [`emit`] writes the Rust side. The shader is the single
 //! source of truth: host and shader cannot disagree.
 //!
-//! The results are committed in `crates/kernels/generated`, so that building Indrik takes neither glslang nor
-//! a C++ compiler. `make shaders` updates them; a test of this crate compiles every shader again and compares.
+//! The results are committed in `crates/kernels/generated`, so that building and testing Indrik takes neither glslang
+//! nor a C++ compiler. `make shaders` updates them, with a fingerprint of each file that every build checks; a test of
+//! this crate, which `make soak` runs, compiles every shader again and compares.
 //!
 //! ```
 //! let shader = "#version 460\nlayout(constant_id = 0) const uint THREADS = 64;\nvoid main() {}";
@@ -51,7 +52,10 @@ pub fn generate(root: &Path) -> Result<(Generated, Vec<String>), Vec<String>> {
         return Err(errors);
     }
     files.insert("shaders.rs".to_owned(), modules.join("\n").into_bytes());
-    let fingerprints = fingerprint::of_sources(root).map_err(|error| vec![error])?;
+    let mut fingerprints = fingerprint::of_sources(root).map_err(|error| vec![error])?;
+    for (name, bytes) in &files {
+        fingerprints += &fingerprint::line(&format!("generated/{name}"), bytes);
+    }
     files.insert(fingerprint::FILE.to_owned(), fingerprints.into_bytes());
     Ok((files, warnings))
 }
