@@ -1,16 +1,14 @@
 //! Valid and malicious GGUF headers. Every malicious file is rejected in linear time and within 64 MiB, with
 //! an error that names the file, the tensor or key and the reason; nothing panics.
 
-mod common;
-
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::common::{REFERENCE_SHARE, assert_linear};
 use checkpoint::gguf::{self, Array, Gguf, Value};
 use checkpoint::{Error, Format};
-use common::{REFERENCE_SHARE, assert_linear};
 use proptest::prelude::*;
 use tensor::Encoding;
 

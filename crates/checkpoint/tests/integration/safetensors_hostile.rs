@@ -1,14 +1,12 @@
 //! Damaged and malicious safetensors: each is rejected in linear time and within 64 MiB, with an error that
 //! names the file and tensor.
 
-mod common;
-
 use std::fmt::Write;
 use std::path::Path;
 
+use crate::common::{REFERENCE_SHARE, assert_linear};
 use checkpoint::safetensors::{self, Dtype, Header, MAX_ENTRIES, MAX_HEADER};
 use checkpoint::{Error, Result};
-use common::{REFERENCE_SHARE, assert_linear};
 use proptest::prelude::*;
 
 /// Maximum growth of the process while opening a file.

@@ -1,11 +1,9 @@
 //! Errors of the machine or the arguments: one line with the cause and the fix, exit code 1 (2 for wrong
 //! usage), no panic, no backtrace.
 
-mod common;
-
 use std::process::{Command, Stdio};
 
-use common::{indrik, stderr, stdout};
+use crate::common::{indrik, stderr, stdout};
 
 /// Runs a command that must fail; returns its error message, which must be one line.
 fn error_line(command: &mut Command) -> String {

@@ -1,7 +1,5 @@
 //! `indrik chat` on a pseudo-terminal, with a tiny model whose replies end only at their maximum length.
 
-mod common;
-
 use std::{
     fs,
     os::unix::fs::PermissionsExt,
@@ -9,7 +7,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use common::{
+use crate::common::{
     indrik,
     served::{has_device, tiny},
     stdout,

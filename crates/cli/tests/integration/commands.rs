@@ -1,13 +1,11 @@
 //! Every command, run on Mesa's CPU driver.
 
-mod common;
-
 use std::{
     io::{BufRead, BufReader, Read},
     process::{Command, Stdio},
 };
 
-use common::{indrik, json, stderr, stdout};
+use crate::common::{indrik, json, stderr, stdout};
 
 fn has_cpu_driver() -> bool {
     testkit::cpu_device().is_some()

@@ -3,11 +3,9 @@
 //!
 //! Skipped unless INDRIK_TEST_SMOLLM2 is the path of SmolLM2 135M.
 
-mod common;
-
 use std::process::Stdio;
 
-use common::{
+use crate::common::{
     indrik,
     served::{Served, has_device},
 };

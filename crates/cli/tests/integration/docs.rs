@@ -1,15 +1,13 @@
 //! Every command in the shell blocks of the documentation is checked: run with a tiny model where that is possible,
 //! parsed where it needs a large model, listed here with a reason otherwise. A command that is none of these fails.
 
-mod common;
-
 use std::{
     fs,
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
 };
 
-use common::{
+use crate::common::{
     indrik,
     served::{Served, has_device},
     stderr, stdout,

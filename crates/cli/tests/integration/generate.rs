@@ -1,14 +1,12 @@
 //! `generate`, `chat`, `eval` and `bench` with a tiny model, and invalid prompts.
 
-mod common;
-
 use std::{
     io::{Read, Write},
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
-use common::{indrik, json, stderr, stdout};
+use crate::common::{indrik, json, stderr, stdout};
 use serde_json::Value;
 
 fn fixture(name: &str) -> PathBuf {

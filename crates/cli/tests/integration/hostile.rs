@@ -1,7 +1,5 @@
 //! The server with malicious and broken clients, while another client is served.
 
-mod common;
-
 use std::{
     io::{Read, Write},
     net::{Shutdown, TcpStream},
@@ -10,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::served::{Served, has_device, serve};
+use crate::common::served::{Served, has_device, serve};
 use serde_json::{Value, json};
 
 const TEXT: &str = "/v1/completions";

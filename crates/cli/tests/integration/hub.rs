@@ -1,14 +1,12 @@
 //! `indrik pull`, `search`, `import`, `models` and `rm` against a hub in this process.
 
-mod common;
-
 use std::{
     fs,
     path::{Path, PathBuf},
     process::{Command, Output},
 };
 
-use common::{indrik, json, stderr, stdout};
+use crate::common::{indrik, json, stderr, stdout};
 use store::testing::{Access, FakeHub, FakeRepository, Fault};
 
 fn fixture(name: &str) -> Vec<u8> {

@@ -1,10 +1,8 @@
 //! `indrik inspect` on folders saved by transformers, on Gemma 3 270M if available, and on invalid files.
 
-mod common;
-
 use std::path::{Path, PathBuf};
 
-use common::{indrik, json, stderr, stdout};
+use crate::common::{indrik, json, stderr, stdout};
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../checkpoint/tests/fixtures/hf").join(name)

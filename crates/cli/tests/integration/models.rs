@@ -1,7 +1,5 @@
 //! `indrik models` and `indrik rm` on stores with all kinds of files.
 
-mod common;
-
 use std::{
     fs::{self, File},
     io::Write,
@@ -10,7 +8,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use common::{indrik, json, stderr, stdout};
+use crate::common::{indrik, json, stderr, stdout};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use serde_json::Value;
 

@@ -1,8 +1,6 @@
 //! `indrik monitor`, of a server with a tiny model and of this machine.
 
-mod common;
-
-use common::{
+use crate::common::{
     indrik,
     served::{Served, has_device, serve},
     stderr, stdout,

@@ -2,8 +2,6 @@
 //!
 //! `make dist` itself is not run here: it builds a release binary and downloads a linker.
 
-mod common;
-
 use std::{
     collections::BTreeSet,
     fs,
@@ -13,7 +11,7 @@ use std::{
     process::{Command, Output},
 };
 
-use common::{indrik, stderr, stdout};
+use crate::common::{indrik, stderr, stdout};
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()

@@ -1,10 +1,8 @@
 //! `indrik pull` without a network: output and exit codes.
 
-mod common;
-
 use std::{net::TcpListener, process::Command};
 
-use common::{indrik, json, stderr, stdout};
+use crate::common::{indrik, json, stderr, stdout};
 
 /// The command with its own store and unreachable sources.
 fn pull(folder: &std::path::Path, arguments: &[&str]) -> Command {

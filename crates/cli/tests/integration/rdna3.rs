@@ -1,11 +1,9 @@
 //! Every kernel variant compiled by RADV's null device: nothing spills, products use dot-product and matrix
 //! instructions, and docs/performance/rdna3.{csv,md} are up to date.
 
-mod common;
-
 use std::{path::Path, process::Output};
 
-use common::{indrik, json, stderr, stdout};
+use crate::common::{indrik, json, stderr, stdout};
 
 fn kernels(driver: &str, family: &str, arguments: &[&str]) -> Output {
     indrik(&[&["kernels"], arguments].concat())

@@ -1,7 +1,5 @@
 //! The server after SIGKILL: time to the first token with the caches of the previous run.
 
-mod common;
-
 use std::{
     io::{BufRead, BufReader, Write},
     net::TcpStream,
@@ -9,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{
+use crate::common::{
     indrik,
     served::{TIMEOUT, has_device, tiny},
 };

@@ -1,14 +1,12 @@
 //! `indrik run`, and `indrik chat` without a model, against a hub in this process.
 
-mod common;
-
 use std::{
     fs,
     path::Path,
     process::{Command, Output},
 };
 
-use common::{indrik, served::has_device, stderr, stdout};
+use crate::common::{indrik, served::has_device, stderr, stdout};
 use store::testing::{FakeHub, FakeRepository};
 
 /// A hub with one tiny model, and an empty store.

@@ -1,14 +1,12 @@
 //! The server with a tiny model: startup, settings, completions, lost devices, shutdown.
 
-mod common;
-
 use std::{
     io::{BufRead, Read, Write},
     process::Command,
     time::{Duration, Instant},
 };
 
-use common::{
+use crate::common::{
     indrik,
     served::{Served, TIMEOUT, has_device, serve, tiny},
     stderr, stdout,

@@ -1,7 +1,6 @@
 //! The server under systemd: notifications and the unit file.
 
-mod common;
-
+use crate::common;
 use std::{
     os::{
         linux::net::SocketAddrExt,
@@ -11,7 +10,7 @@ use std::{
     process::Command,
 };
 
-use common::served::{Served, TIMEOUT, has_device, serve};
+use crate::common::served::{Served, TIMEOUT, has_device, serve};
 
 fn unit() -> String {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/indrik.service");
@@ -100,7 +99,7 @@ fn the_unit_allows_time_to_drain() {
     let unit = unit();
     let stop = unit.lines().find_map(|line| line.strip_prefix("TimeoutStopSec=")).unwrap();
     // A unit test of the settings checks that this table is current.
-    let settings = include_str!("../../../docs/serving.md");
+    let settings = include_str!("../../../../docs/serving.md");
     let row = settings.lines().find(|line| line.starts_with("| `--drain-timeout` |")).unwrap();
     let drain = row.split('|').nth(3).unwrap().trim();
     assert!(seconds(stop) >= seconds(drain) + 10, "{stop} {drain}");

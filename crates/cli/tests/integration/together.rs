@@ -1,7 +1,5 @@
 //! `indrik serve`: a completion does not depend on the other requests in the batch.
 
-mod common;
-
 use std::{
     io::BufRead,
     sync::{
@@ -11,7 +9,7 @@ use std::{
     thread,
 };
 
-use common::served::{Served, has_device, serve};
+use crate::common::served::{Served, has_device, serve};
 use serde_json::{Value, json};
 
 /// Number of concurrent requests in the background.

@@ -1,15 +1,13 @@
 //! scripts/versus_llama_cpp.sh without network and llama.cpp: the table made from both engines' JSON, and its
 //! errors.
 
-mod common;
-
 use std::{
     fs,
     path::{Path, PathBuf},
     process::{Command, Output},
 };
 
-use common::{json, stderr, stdout};
+use crate::common::{json, stderr, stdout};
 use serde_json::{Value, json};
 
 fn scripts() -> PathBuf {

@@ -17,7 +17,7 @@ use memory::watch;
 use serde_json::json;
 
 /// Default total time in seconds.
-const DEFAULT_SECONDS: u64 = 120;
+const DEFAULT_SECONDS: u64 = 40;
 
 /// Maximum time of the overload phase; at most half of the total.
 const MAX_OVERLOAD: Duration = Duration::from_secs(60);

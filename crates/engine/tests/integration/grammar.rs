@@ -1,13 +1,10 @@
 //! Grammar-constrained generation with a real model on Mesa's CPU driver: for any schema, the completion is
 //! JSON that validates.
 
-#[path = "../../model/tests/common/mod.rs"]
-mod common;
-
 use std::{num::NonZeroU32, path::Path, sync::Arc, time::Duration};
 
+use crate::common::{Fixture, limits, load};
 use checkpoint::Checkpoint;
-use common::{Fixture, limits, load};
 use engine::{Engine, Event, EventStream, FinishReason, GpuBackend, Options, Request, Sampling};
 use grammar::GrammarCompiler;
 use model::{Limits, Model, Runner, language::Language};

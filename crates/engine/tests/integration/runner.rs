@@ -1,8 +1,5 @@
 //! The engine with a real model on Mesa's CPU driver, compared with one sequence on a runner.
 
-#[path = "../../model/tests/common/mod.rs"]
-mod common;
-
 use std::{
     num::NonZeroU32,
     ops::ControlFlow,
@@ -11,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{Fixture, generate, limits, load, load_alone};
+use crate::common::{Fixture, generate, limits, load, load_alone};
 use engine::{
     Engine, Event, EventStream, FinishReason, GpuBackend, Options, Request, RequestError, Sampling,
 };

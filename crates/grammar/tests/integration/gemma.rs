@@ -1,9 +1,7 @@
 //! Gemma 3's vocabulary, from the GGUF in `INDRIK_TEST_GGUF`: JSON as the model tokenises it is accepted.
 //! Prints the time per mask.
 
-#[path = "../../text/tests/common/mod.rs"]
-mod common;
-
+use crate::common;
 use std::time::{Duration, Instant};
 
 use grammar::GrammarCompiler;

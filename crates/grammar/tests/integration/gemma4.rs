@@ -1,13 +1,11 @@
 //! Gemma 4's vocabulary, from the GGUF in `INDRIK_TEST_GEMMA4`: tool calls as the model tokenises them are accepted.
 
-#[path = "../../text/tests/common/mod.rs"]
-mod common;
-
+use crate::common;
 use grammar::{GrammarCompiler, NonCallOutput, ToolCallGrammar, ToolSpec};
 use serde_json::json;
 use text::{CallSyntax, ChatTemplate, EncodeSpecial, Tokenizer, ToolSupport};
 
-const TEMPLATE: &str = include_str!("../../text/tests/templates/gemma4.jinja");
+const TEMPLATE: &str = include_str!("../../../text/tests/templates/gemma4.jinja");
 
 #[test]
 fn tool_calls_are_accepted_as_the_model_tokenises_them() {

@@ -1,9 +1,7 @@
 //! Qwen 2.5's vocabulary and chat template, from the GGUF in `INDRIK_TEST_QWEN`: a tool call as the model
 //! tokenises it is accepted. Prints the time per mask.
 
-#[path = "../../text/tests/common/mod.rs"]
-mod common;
-
+use crate::common;
 use std::time::{Duration, Instant};
 
 use grammar::{GrammarCompiler, NonCallOutput, ToolCallGrammar, ToolSpec};

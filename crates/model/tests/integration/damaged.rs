@@ -1,11 +1,9 @@
 //! Files of models with experts and per-layer embeddings that do not fit their config: refused by name.
 
-mod common;
-
 use std::{fs, path::Path};
 
+use crate::common::{Fixture, try_load};
 use checkpoint::Checkpoint;
-use common::{Fixture, try_load};
 use serde_json::{Value, json};
 
 /// A copy of a fixture with a changed config and a changed safetensors file: its header and its data.

@@ -3,16 +3,12 @@
 //! Runs if INDRIK_TEST_GGUF names the file, which `make test` sets. INDRIK_TEST_DATA adds data that the
 //! repository cannot include: a long prompt, and WikiText-2 for two chunks of perplexity.
 
-mod common;
-#[path = "common/reference.rs"]
-mod reference;
-
 use std::path::PathBuf;
 
+use crate::common::load;
+use crate::reference::{cases, data, file, greedy, limits};
 use checkpoint::Checkpoint;
-use common::load;
 use model::{DecodeRow, KvScheme, Limits, Runner, Sampling, language::Language};
-use reference::{cases, data, file, greedy, limits};
 use serde_json::Value;
 use text::EncodeSpecial;
 
@@ -27,7 +23,7 @@ fn tokens_and_logits_match_the_reference() {
     let model = load(&device, &path);
     let language = Language::from_checkpoint(&Checkpoint::open(&path).unwrap()).unwrap();
     assert_eq!(language.stop_token_ids, [1, 106], "the end of a turn comes from the vocabulary");
-    let mut all = cases(include_str!("data/gemma3_270m.json"));
+    let mut all = cases(include_str!("../data/gemma3_270m.json"));
     if let Some(path) = data("gemma270m_reference.json") {
         let more = cases(&std::fs::read_to_string(path).unwrap());
         all.extend(more.into_iter().filter(|case| case.ids.len() > 100));
@@ -44,7 +40,7 @@ fn tokens_are_the_same_for_any_chunk_size_and_in_a_batch() {
     let Some(path) = real_model() else { return };
     let Some(device) = testkit::cpu_device_plain() else { return };
     let model = load(&device, &path);
-    let all = cases(include_str!("data/gemma3_270m.json"));
+    let all = cases(include_str!("../data/gemma3_270m.json"));
     let longest = all.iter().max_by_key(|case| case.ids.len()).unwrap();
     for chunk in [1, 5] {
         let found = greedy(&model, chunk, &longest.ids, 24);
@@ -82,7 +78,7 @@ fn perplexity_of_two_chunks_matches_the_reference() {
     let mut ids = vec![2];
     ids.extend(language.tokenizer.encode(text.strip_suffix('\n').unwrap(), EncodeSpecial::AsText));
     assert_eq!(ids.len(), 295_215);
-    let reference: Value = serde_json::from_str(include_str!("data/gemma3_270m.json")).unwrap();
+    let reference: Value = serde_json::from_str(include_str!("../data/gemma3_270m.json")).unwrap();
     let mut runner = Runner::new(model, Limits { kv_scheme: KvScheme::F32, ..limits(1, 64) }).unwrap();
     let (mut sum, mut count) = (0.0, 0);
     for (chunk, expected) in ids.chunks_exact(512).zip(reference["perplexity"].as_array().unwrap()) {

@@ -3,16 +3,12 @@
 //! Runs if INDRIK_TEST_SMOLLM2 and INDRIK_TEST_QWEN name their files, and INDRIK_TEST_DATA the folder of the
 //! references.
 
-mod common;
-#[path = "common/reference.rs"]
-mod reference;
-
 use std::{path::Path, sync::Arc};
 
+use crate::common::load;
+use crate::reference::{Case, cases, data, file, greedy, large_file};
 use checkpoint::Checkpoint;
-use common::load;
 use model::{Model, language::Language};
-use reference::{Case, cases, data, file, greedy, large_file};
 
 /// The model and its cases, after checking that their prompts have the reference's tokens.
 fn open(device: &gpu::Device, path: &Path, reference: &Path) -> (Arc<Model>, Vec<Case>) {

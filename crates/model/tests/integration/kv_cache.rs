@@ -1,8 +1,6 @@
 //! KV pages: how many a sequence holds, when they are released, and that results stay correct.
 
-mod common;
-
-use common::{Fixture, difference, limits, load};
+use crate::common::{Fixture, difference, limits, load};
 use gpu::Lifetime;
 use model::{DecodeRow, Error, KvScheme, Limits, Runner, Sampling};
 use weights::plan;

@@ -1,9 +1,7 @@
 //! Tokenizer, chat template and stop tokens from a model's files.
 
-mod common;
-
+use crate::common::{Fixture, NAMES};
 use checkpoint::Checkpoint;
-use common::{Fixture, NAMES};
 use model::language::Language;
 use text::{DecodeSpecial, Message};
 

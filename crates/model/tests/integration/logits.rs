@@ -1,11 +1,10 @@
 //! Logits against the transformers package on tiny models of every family and shape class, and against each
 //! other for any chunk size and batch.
 
-mod common;
-
+use crate::common;
 use std::sync::Arc;
 
-use common::{
+use crate::common::{
     FAMILIES, Fixture, NAMES, QUANTISED, all_logits, difference, divergence, limits, load, load_alone,
 };
 use model::{Activations, DecodeRow, KvScheme, Limits, Model, Runner, Sampling};

@@ -1,8 +1,6 @@
 //! Token masks and top tokens, on Mesa's CPU driver.
 
-mod common;
-
-use common::{Fixture, limits, load};
+use crate::common::{Fixture, limits, load};
 use model::{DecodeRow, Error, PrefillChunk, Runner, Sampled, Sampling, Sequence};
 
 const NAME: &str = "gguf_q8_0";

@@ -1,11 +1,10 @@
 //! Mixed steps: decode rows and a prefill chunk in one step give the same tokens as separate steps.
 
-mod common;
-
+use crate::common;
 use std::{sync::Arc, time::Duration};
 
+use crate::common::{Fixture, limits, load, load_alone};
 use checkpoint::Config;
-use common::{Fixture, limits, load, load_alone};
 use model::{
     Activations, DecodeRow, Error, KvScheme, Limits, Model, PrefillChunk, Runner, Sampled, Sampling, Sequence,
 };

@@ -1,10 +1,8 @@
 //! Several prefill chunks in one step give the same tokens as one after the other.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::{Fixture, limits, load_alone};
+use crate::common::{Fixture, limits, load_alone};
 use model::{
     Activations, DecodeRow, Error, KvScheme, Limits, MAX_CHUNKS_PER_STEP, Model, PrefillChunk, Runner,
     Sampled, Sampling,

@@ -1,9 +1,7 @@
 //! Prefix cache: sequences that start with cached pages have the same logits as without, also beyond the
 //! window.
 
-mod common;
-
-use common::{Fixture, difference, limits, load_alone};
+use crate::common::{Fixture, difference, limits, load_alone};
 use model::{DecodeRow, KvScheme, Limits, Runner, Sampling, Sequence};
 use std::sync::Arc;
 

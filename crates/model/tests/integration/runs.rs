@@ -1,11 +1,9 @@
 //! Decode runs, several steps in one submission: the same tokens as single steps, ended by stop tokens on the
 //! GPU, and rolled back where the caller wants fewer.
 
-mod common;
-
 use std::{ops::ControlFlow, sync::Arc};
 
-use common::{
+use crate::common::{
     Fixture,
     generate::{Event, FinishReason, Request, generate},
     limits, load, load_alone,

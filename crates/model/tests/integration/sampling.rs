@@ -1,8 +1,6 @@
 //! Sampling: seeds, biases and penalties, without work on the host.
 
-mod common;
-
-use common::{
+use crate::common::{
     Fixture,
     generate::{Event, FinishReason, Request, generate},
     limits, load, load_alone,

@@ -1,10 +1,8 @@
 //! Autotuning of a model, and the compilation and recording before a runner's first step.
 
-mod common;
-
 use std::{sync::Arc, time::Duration};
 
-use common::{Fixture, all_logits, difference, limits, load, load_alone};
+use crate::common::{Fixture, all_logits, difference, limits, load, load_alone};
 use gpu::DeviceOptions;
 use model::{Activations, KvScheme, Runner, Sampling, TuneMode, TuningReport};
 

@@ -1,17 +1,16 @@
 //! Tool calls of model families that write them in their own notation, with and without control tokens.
 
-mod common;
-
-use common::{Fixture, Mock, chat, tokenizer, tokenizer_with};
+use crate::common;
+use crate::common::{Fixture, Mock, chat, tokenizer, tokenizer_with};
 use serde_json::{Value, json};
 use server::Config;
 use text::{ChatTemplate, DecodeSpecial, EncodeSpecial, Tokenizer};
 
 const CHAT: &str = "/v1/chat/completions";
-const GEMMA4: &str = include_str!("../../text/tests/templates/gemma4.jinja");
-const XML: &str = include_str!("../../text/tests/templates/xml.jinja");
-const MISTRAL: &str = include_str!("../../text/tests/templates/mistral.jinja");
-const MISTRAL_ARRAY: &str = include_str!("../../text/tests/templates/mistral_array.jinja");
+const GEMMA4: &str = include_str!("../../../text/tests/templates/gemma4.jinja");
+const XML: &str = include_str!("../../../text/tests/templates/xml.jinja");
+const MISTRAL: &str = include_str!("../../../text/tests/templates/mistral.jinja");
+const MISTRAL_ARRAY: &str = include_str!("../../../text/tests/templates/mistral_array.jinja");
 
 const CONTROLS: [&str; 12] = [
     "<|turn>",

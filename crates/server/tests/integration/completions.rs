@@ -1,12 +1,11 @@
 //! Completions, streamed and not.
 
-mod common;
-
+use crate::common;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use common::{CACHED, Fixture, MODEL, Mock, chat, completion, fim_tokenizer, tokenizer};
+use crate::common::{CACHED, Fixture, MODEL, Mock, chat, completion, fim_tokenizer, tokenizer};
 use engine::RequestError;
 use serde_json::{Value, json};
 use server::Config;

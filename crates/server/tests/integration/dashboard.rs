@@ -1,16 +1,14 @@
 //! packaging/grafana-dashboard.json queries metrics that the server exposes, and shows all important ones.
 
-mod common;
-
 use std::collections::BTreeSet;
 
-use common::Fixture;
+use crate::common::Fixture;
 use serde_json::Value;
 
-const DASHBOARD: &str = include_str!("../../../packaging/grafana-dashboard.json");
+const DASHBOARD: &str = include_str!("../../../../packaging/grafana-dashboard.json");
 
 /// Source of the machine gauges, which `indrik serve` defines and this crate does not.
-const MACHINE_GAUGES: &str = include_str!("../../cli/src/commands/serve/gauges.rs");
+const MACHINE_GAUGES: &str = include_str!("../../../cli/src/commands/serve/gauges.rs");
 
 /// Metrics that the dashboard must show.
 const IMPORTANT: [&str; 18] = [

@@ -1,10 +1,9 @@
 //! Structured output, with an engine on a mock backend: random sampling within a grammar always gives valid output.
 
-mod common;
-
+use crate::common;
 use std::time::Duration;
 
-use common::{Fixture, chat, completion, tokenizer};
+use crate::common::{Fixture, chat, completion, tokenizer};
 use serde_json::{Value, json};
 use server::Config;
 use text::ChatTemplate;

@@ -1,12 +1,10 @@
 //! Clients that are slow, silent or gone must not make others wait.
 
-mod common;
-
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::time::{Duration, Instant};
 
-use common::{Fixture, HttpResponse, Mock, chat};
+use crate::common::{Fixture, HttpResponse, Mock, chat};
 use flate2::Compression;
 use flate2::write::{GzEncoder, ZlibEncoder};
 use serde_json::json;

@@ -1,12 +1,11 @@
 //! Limits and rejections: every error is an OpenAI error object and names the field.
 
-mod common;
-
+use crate::common;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use common::{Fixture, MODEL, Mock, chat, completion};
+use crate::common::{Fixture, MODEL, Mock, chat, completion};
 use engine::SubmitError;
 use serde_json::{Value, json};
 use server::Config;

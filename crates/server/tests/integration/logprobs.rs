@@ -1,8 +1,7 @@
 //! Log probabilities, streamed and not.
 
-mod common;
-
-use common::{Fixture, Mock, chat, completion, tokenizer};
+use crate::common;
+use crate::common::{Fixture, Mock, chat, completion, tokenizer};
 use serde_json::{Value, json};
 use server::Config;
 

@@ -1,12 +1,11 @@
 //! Metrics, the OpenAPI document, the access log.
 
-mod common;
-
+use crate::common;
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::sync::{Arc, Mutex};
 
-use common::{Fixture, Mock, chat, completion};
+use crate::common::{Fixture, Mock, chat, completion};
 use engine::{
     BackendError, Engine, Options,
     testing::{MockBackend, MockOptions},

@@ -1,12 +1,11 @@
 //! `/stats` and `/stats/stream`.
 
-mod common;
-
+use crate::common;
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use common::{Fixture, Mock};
+use crate::common::{Fixture, Mock};
 use engine::{RequestState, RequestStatus};
 use serde_json::{Value, json};
 use server::Config;

@@ -1,8 +1,6 @@
 //! Thinking: `reasoning_content` in responses and streams, its switches, and constraints after it.
 
-mod common;
-
-use common::{Fixture, Mock, chat, completion, tokenizer};
+use crate::common::{Fixture, Mock, chat, completion, tokenizer};
 use serde_json::{Value, json};
 use server::Config;
 use text::{ChatTemplate, DecodeSpecial, EncodeSpecial};

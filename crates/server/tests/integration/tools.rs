@@ -1,10 +1,8 @@
 //! Tools: validation, prompts and tool calls, with a scripted generator and with an engine and grammars.
 
-mod common;
-
 use std::collections::HashSet;
 
-use common::{Fixture, MODEL, Mock, chat, tokenizer};
+use crate::common::{Fixture, MODEL, Mock, chat, tokenizer};
 use serde_json::{Value, json};
 use server::Config;
 use text::{ChatTemplate, DecodeSpecial, EncodeSpecial};

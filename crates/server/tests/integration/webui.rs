@@ -1,10 +1,8 @@
 //! The web UI at `/`.
 
-mod common;
-
+use crate::common::{Fixture, HttpResponse, MODEL, Mock};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use common::{Fixture, HttpResponse, MODEL, Mock};
 use serde_json::json;
 use server::Config;
 use sha2::{Digest, Sha256};

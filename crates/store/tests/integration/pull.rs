@@ -1,7 +1,5 @@
 //! Complete pulls against a server that simulates failures of servers and networks.
 
-mod common;
-
 use std::{
     path::Path,
     sync::{
@@ -11,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use common::{
+use crate::common::{
     Fault, Page, Server,
     bench::{Bench, HUB, HUB_PATH, PACKAGES, PARTS, file, page},
     pseudo_random, sha256, unused_address, wheel,

@@ -1,10 +1,8 @@
 //! `Store::remove` deletes all files of a model and nothing else.
 
-mod common;
-
 use std::{fs, os::unix::fs::symlink, sync::mpsc};
 
-use common::{
+use crate::common::{
     Fault,
     bench::{Bench, HUB, HUB_PATH, PACKAGES, file},
 };

@@ -1,8 +1,6 @@
 //! Byte-level BPE, on a small test vocabulary and on SmolLM2's (`INDRIK_TEST_SMOLLM2`: a GGUF).
 
-mod common;
-
-use common::{Random, path_from_env, vocabulary};
+use crate::common::{Random, path_from_env, vocabulary};
 use proptest::prelude::*;
 use text::{DecodeSpecial, Detokenizer, EncodeSpecial, Tokenizer, Vocabulary, VocabularyKind};
 

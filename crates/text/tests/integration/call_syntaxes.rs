@@ -1,8 +1,6 @@
 //! Tool calls that are not a JSON object each: Gemma 4's notation, XML-like parameters, Mistral's formats.
 
-mod common;
-
-use common::path_from_env;
+use crate::common::path_from_env;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use text::{
@@ -11,10 +9,10 @@ use text::{
     set_thinking,
 };
 
-const GEMMA4: &str = include_str!("templates/gemma4.jinja");
-const XML: &str = include_str!("templates/xml.jinja");
-const MISTRAL: &str = include_str!("templates/mistral.jinja");
-const MISTRAL_ARRAY: &str = include_str!("templates/mistral_array.jinja");
+const GEMMA4: &str = include_str!("../templates/gemma4.jinja");
+const XML: &str = include_str!("../templates/xml.jinja");
+const MISTRAL: &str = include_str!("../templates/mistral.jinja");
+const MISTRAL_ARRAY: &str = include_str!("../templates/mistral_array.jinja");
 
 const CONTROLS: [&str; 18] = [
     "<unk>",

@@ -1,8 +1,6 @@
 //! Chat templates: the built-in Gemma 3 template, the official one if available, and malicious templates.
 
-mod common;
-
-use common::{path_from_env, vocabulary};
+use crate::common::{path_from_env, vocabulary};
 use text::{
     ChatTemplate, DecodeSpecial, Error, Message, PromptEnd, PromptOptions, Tokenizer, Vocabulary,
     VocabularyKind, hf,

@@ -2,11 +2,9 @@
 //! GGUF of Gemma 3, `INDRIK_TEST_TOKENIZER` a folder with tokenizer.json and tokenizer_config.json,
 //! `INDRIK_TEST_DATA` a folder with gemma3_tokenizer_vectors.json and wikitext2-test.txt.
 
-mod common;
-
 use std::time::Instant;
 
-use common::{Random, data, path_from_env, vocabulary};
+use crate::common::{Random, data, path_from_env, vocabulary};
 use text::{DecodeSpecial, EncodeSpecial, Tokenizer};
 
 fn gguf() -> Option<Tokenizer> {

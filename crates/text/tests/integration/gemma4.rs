@@ -1,11 +1,9 @@
 //! Gemma 4's tokenizer from both file formats, compared with Hugging Face's tokenizers on a small vocabulary
 //! (`scripts/make_bpe_fixtures.py`) and with a real file (`INDRIK_TEST_GEMMA4`: a GGUF).
 
-mod common;
-
 use std::{collections::BTreeMap, sync::LazyLock};
 
-use common::{Random, path_from_env, vocabulary};
+use crate::common::{Random, path_from_env, vocabulary};
 use proptest::prelude::*;
 use serde::Deserialize;
 use serde_json::{Value, json};

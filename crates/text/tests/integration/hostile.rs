@@ -1,10 +1,8 @@
 //! Untrusted files and texts: an error or a result, never a panic, and never quadratic time.
 
-mod common;
-
 use std::time::Duration;
 
-use common::{cpu_time, id, small};
+use crate::common::{cpu_time, id, small};
 use proptest::prelude::*;
 use text::{DecodeSpecial, EncodeSpecial, Error, Tokenizer, Vocabulary, VocabularyKind, hf};
 

@@ -1,8 +1,6 @@
 //! SentencePiece BPE and incremental decoding, on a small test vocabulary.
 
-mod common;
-
-use common::{id, small};
+use crate::common::{id, small};
 use proptest::prelude::*;
 use text::{DecodeSpecial, Detokenizer, EncodeSpecial, Tokenizer};
 

@@ -1,10 +1,8 @@
 //! Tool support of templates, and parsing of tool calls.
 
-mod common;
-
 use std::sync::LazyLock;
 
-use common::{path_from_env, vocabulary};
+use crate::common::{path_from_env, vocabulary};
 use proptest::prelude::*;
 use serde_json::json;
 use text::{

@@ -4,11 +4,9 @@
 //! `INDRIK_TEST_QWEN`); and llama.cpp's ids of prompts (`INDRIK_TEST_DATA`). `INDRIK_TEST_BPE_FUZZ` is a file
 //! of random texts written by the same script, and `INDRIK_TEST_TEKKEN` one with Mistral's vocabulary.
 
-mod common;
-
 use std::{collections::BTreeMap, path::Path, sync::LazyLock};
 
-use common::{cpu_time, data, path_from_env, vocabulary};
+use crate::common::{cpu_time, data, path_from_env, vocabulary};
 use proptest::prelude::*;
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, json};

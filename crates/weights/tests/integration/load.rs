@@ -3,10 +3,8 @@
 
 use std::path::Path;
 
-mod common;
-
+use crate::common::{place, rows, tiny_folder, tiny_layerwise_folder};
 use checkpoint::{Checkpoint, Role};
-use common::{place, rows, tiny_folder, tiny_layerwise_folder};
 use tensor::STRIP;
 use weights::{
     blueprint::MatrixId,

@@ -1,11 +1,9 @@
 //! Quantising to a native file, and loading it by copying.
 
-mod common;
-
 use std::{path::Path, sync::atomic::Ordering};
 
+use crate::common::{place, rows, tiny_folder, tiny_folder_with, tiny_layerwise_folder};
 use checkpoint::{Checkpoint, Format, Role, tokenizer::TokenizerData};
-use common::{place, rows, tiny_folder, tiny_folder_with, tiny_layerwise_folder};
 use tensor::{STRIP, Scheme, quant};
 use weights::{
     Error,

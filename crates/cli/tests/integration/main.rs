@@ -1,0 +1,24 @@
+//! The tests of this crate's API in one binary, which is built faster than one for each file.
+
+mod bad_input;
+mod chat;
+mod commands;
+#[path = "../common/mod.rs"]
+mod common;
+mod conversation;
+mod docs;
+mod generate;
+mod hostile;
+mod hub;
+mod inspect;
+mod models;
+mod monitor;
+mod packaging;
+mod pull;
+mod rdna3;
+mod restart;
+mod run;
+mod serve;
+mod service;
+mod together;
+mod versus;

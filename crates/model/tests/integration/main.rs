@@ -1,0 +1,19 @@
+//! The tests of this crate's API in one binary, which is built faster than one for each file.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod damaged;
+mod gemma3_270m;
+mod instruct_models;
+mod kv_cache;
+mod language;
+mod logits;
+mod masks;
+mod mixed;
+mod prefill;
+mod prefix;
+#[path = "../common/reference.rs"]
+mod reference;
+mod runs;
+mod sampling;
+mod tuning;

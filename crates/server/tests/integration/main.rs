@@ -1,0 +1,17 @@
+//! The tests of this crate's API in one binary, which is built faster than one for each file.
+
+mod call_syntaxes;
+#[path = "../common/mod.rs"]
+mod common;
+mod completions;
+mod dashboard;
+mod formats;
+mod hostile;
+mod limits;
+mod logprobs;
+mod observe;
+mod stats;
+mod thinking;
+mod tools;
+mod tracing;
+mod webui;

@@ -1,0 +1,7 @@
+//! The tests of this crate's API in one binary, which is built faster than one for each file.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod hub;
+mod pull;
+mod remove;

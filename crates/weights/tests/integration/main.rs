@@ -1,0 +1,8 @@
+//! The tests of this crate's API in one binary, which is built faster than one for each file.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod load;
+mod plan;
+mod quantize;
+mod stream;
