@@ -43,9 +43,9 @@ ensure = [ -e "$(1)" ] || $(INDRIK) inspect "$(1)" > /dev/null 2>&1 || $(INDRIK)
 
 test: setup lint ## run everything that must pass before a change lands; needs no GPU
 	# Builds the binary that pulls the models too, with the same features as the tests: nothing is compiled twice.
-	cargo test --workspace --no-run
+	cargo test $(no_shader_compiler) --no-run
 	@$(pull_test_models)
-	$(call export_path,GGUF,test-model) $(call export_path,SMOLLM2,test-smollm2) $(call export_path,QWEN,test-qwen) cargo test --workspace
+	$(call export_path,GGUF,test-model) $(call export_path,SMOLLM2,test-smollm2) $(call export_path,QWEN,test-qwen) cargo test $(no_shader_compiler)
 	scripts/clients.sh
 
 # Exports the path of a real model for tests, if there is one.
@@ -54,9 +54,11 @@ export_path = path=$$(cat target/$(2) 2>/dev/null); [ -z "$$path" ] || export IN
 clients: setup model ## test the server with OpenAI's Python and npm packages and schemathesis; tool calls too after `make models`
 	$(call export_path,QWEN,test-qwen) scripts/clients.sh
 
-soak: setup ## the long tests: load for INDRIK_SOAK=1800 seconds (`make test` has two minutes of it), kernels for gfx1151, random cases
+soak: setup ## the long tests: load for INDRIK_SOAK=1800 seconds (`make test` has 40 of them), kernels for gfx1151, the shader compiler, random cases
+	cargo clippy -p indrik-shaders --all-targets
+	cargo test -p indrik-shaders
 	env -u PROPTEST_RNG_SEED PROPTEST_CASES=200000 cargo test -p indrik-engine --lib properties
-	cargo test -p indrik-cli --test rdna3 -- --ignored
+	cargo test -p indrik-cli --test integration rdna3 -- --ignored
 	INDRIK_SOAK=$(or $(INDRIK_SOAK),1800) cargo test -p indrik-cli --test load -- --nocapture
 
 withstand: setup ## measure what slow, silent and flooding clients do to others, the table of docs/security.md
@@ -95,8 +97,8 @@ rustfmt = git ls-files '*.rs' | xargs rustfmt --edition 2024 --config-path rustf
 
 lint: setup ## check formatting, clippy, API docs, Markdown, the web UI, that dependencies were audited
 	$(rustfmt) --check
-	cargo clippy --workspace --all-targets
-	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items
+	cargo clippy $(no_shader_compiler) --all-targets
+	RUSTDOCFLAGS="-D warnings" cargo doc $(no_shader_compiler) --no-deps --document-private-items
 	scripts/check_docs.sh
 	scripts/check_webui.sh
 	scripts/audit.sh --recorded
@@ -116,6 +118,10 @@ webui-test: setup ## test the web UI in Chromium, with a mock and with the real 
 
 shaders: setup ## compile the kernels' shaders to crates/kernels/generated, after changing one
 	cargo run -q -p indrik-shaders
+
+# The shader compiler is built by `make shaders` and `make soak` alone: glslang is minutes of C++. What it wrote has
+# fingerprints, which every build checks.
+no_shader_compiler = --workspace --exclude indrik-shaders
 
 rdna3: setup ## write docs/performance/rdna3.{csv,md}: every kernel as Mesa compiles it for RDNA3
 	cargo build --release

@@ -30,7 +30,7 @@ pub(crate) const CONDITION: Stages = Stages::CONDITIONAL_RENDERING_EXT;
 pub(crate) const ALL: Stages = Stages::from_raw(COMPUTE.as_raw() | TRANSFER.as_raw() | INDIRECT.as_raw());
 
 /// One buffer access of a command.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct BufferAccess {
     /// Identity of the memory block.
     pub block: usize,
@@ -48,7 +48,6 @@ pub(crate) struct Branch {
     pub index: u32,
 }
 
-#[derive(Debug)]
 struct Pending {
     access: BufferAccess,
     branch: Option<Branch>,
@@ -57,7 +56,7 @@ struct Pending {
 }
 
 /// A barrier to record before a command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Barrier {
     pub from: Stages,
     pub to: Stages,
@@ -66,7 +65,7 @@ pub(crate) struct Barrier {
 }
 
 /// The pending accesses of a program.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Hazards {
     pending: Vec<Pending>,
     branch: Option<Branch>,
@@ -131,6 +130,8 @@ fn overlaps(a: &BufferAccess, b: &BufferAccess) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::fmt;
+
     use super::*;
     use Access::{Read, ReadWrite, Write};
 
@@ -150,6 +151,13 @@ mod tests {
                 hazards.add_command(&accesses)
             })
             .collect()
+    }
+
+    /// For failed assertions.
+    impl fmt::Debug for Barrier {
+        fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+            write!(f, "{:#x} to {:#x}, memory: {}", self.from.as_raw(), self.to.as_raw(), self.memory)
+        }
     }
 
     const MEMORY: Option<Barrier> = Some(Barrier { from: COMPUTE, to: COMPUTE, memory: true });

@@ -1,5 +1,7 @@
 //! Memory heaps and memory types, and which type to use for which purpose.
 
+use std::fmt;
+
 use ash::vk;
 use serde::Serialize;
 
@@ -30,12 +32,19 @@ impl Heap {
 }
 
 /// One memory type.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct MemoryType {
     /// Index of its heap.
     pub heap: usize,
     /// Vulkan property flags.
     pub flags: vk::MemoryPropertyFlags,
+}
+
+impl fmt::Debug for MemoryType {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let Self { heap, flags } = self;
+        write!(f, "MemoryType {{ heap: {heap}, flags: {:#x} }}", flags.as_raw())
+    }
 }
 
 /// The purpose of memory, which determines the memory type.

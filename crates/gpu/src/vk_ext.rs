@@ -10,7 +10,7 @@ pub(crate) const NV_COOPERATIVE_MATRIX_2_NAME: &CStr = c"VK_NV_cooperative_matri
 
 /// `VkPhysicalDeviceCooperativeMatrix2FeaturesNV`.
 #[repr(C)]
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub(crate) struct PhysicalDeviceCooperativeMatrix2FeaturesNV<'a> {
     pub s_type: vk::StructureType,
     pub p_next: *mut std::ffi::c_void,
