@@ -423,7 +423,7 @@ fn child() {
 fn peak_growth_kib(path: &Path) -> u64 {
     let this = std::env::current_exe().expect("path of this test");
     let mut child = Command::new(this);
-    child.args(["--exact", "child", "--nocapture", "--test-threads=1"]).env(CHILD_OPENS, path);
+    child.args(["--exact", "gguf_hostile::child", "--nocapture", "--test-threads=1"]).env(CHILD_OPENS, path);
     let output = child.output().expect("start a child process");
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));

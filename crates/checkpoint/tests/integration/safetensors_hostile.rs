@@ -388,7 +388,7 @@ fn most_expensive_headers_stay_within_the_memory_limit() {
     for (number, header) in costly().iter().enumerate() {
         let path = folder.path().join("costly.safetensors");
         std::fs::write(&path, file(header, 0)).unwrap();
-        let name = "most_expensive_headers_stay_within_the_memory_limit";
+        let name = "safetensors_hostile::most_expensive_headers_stay_within_the_memory_limit";
         let mut child = std::process::Command::new(std::env::current_exe().unwrap());
         let output = child.args([name, "--exact", "--nocapture"]).env(CHILD, &path).output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
