@@ -54,6 +54,19 @@ impl Variant {
         (self.tier, &self.constants, self.subgroup) == (other.tier, &other.constants, other.subgroup)
     }
 
+    /// A fingerprint of all that a driver compiles: SPIR-V, constants, subgroup size. FNV-1a, which is the same on every
+    /// machine.
+    pub fn fingerprint(&self) -> u64 {
+        let subgroup = match self.subgroup {
+            Subgroup::Any => 0,
+            Subgroup::Exactly(size) => size,
+        };
+        let numbers = self.constants.0.iter().chain([&subgroup]).flat_map(|value| value.to_le_bytes());
+        self.shader.spirv.iter().copied().chain(numbers).fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+        })
+    }
+
     /// Compiles the pipeline, or returns the cached one.
     pub fn pipeline(&self, device: &Device) -> Result<Pipeline> {
         let threads = self.shader.threads(&self.constants.0);

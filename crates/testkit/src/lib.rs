@@ -53,6 +53,12 @@ impl Deref for TestDevice {
     }
 }
 
+/// Whether to test every combination: `INDRIK_TEST_ALL=1`, which `make soak` sets. Otherwise, tests of products of
+/// models and settings leave out combinations whose parts others have.
+pub fn exhaustive() -> bool {
+    std::env::var("INDRIK_TEST_ALL").is_ok_and(|value| value == "1")
+}
+
 /// Mesa's CPU driver with validation; `None` if it is not installed.
 pub fn cpu_device() -> Option<TestDevice> {
     cpu_device_with(&DeviceOptions { cache_dir: None, ..DeviceOptions::default() })

@@ -40,6 +40,9 @@ pub struct Arguments {
     /// Also write a CSV file, one row per variant
     #[arg(long, value_name = "FILE", conflicts_with = "estimate")]
     csv: Option<std::path::PathBuf>,
+    /// List the variants without compiling them
+    #[arg(long, conflicts_with_all = ["table", "csv", "assembly", "estimate"])]
+    list: bool,
     /// Only this kernel
     #[arg(long, value_name = "NAME", value_parser = super::doctor::kernel_name)]
     kernel: Option<String>,
@@ -58,6 +61,8 @@ struct Compiled {
     kernel: &'static str,
     shader: &'static str,
     variant: String,
+    /// [`Variant::fingerprint`].
+    fingerprint: String,
     /// Subgroup size that it was compiled for.
     subgroup_size: u32,
     /// The driver's statistics by name.
@@ -80,6 +85,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let variants: Vec<_> = selected
         .flat_map(|kernel| (kernel.variants)(device.caps()).into_iter().map(|variant| (kernel.name, variant)))
         .collect();
+    if arguments.list {
+        return list(&device, &variants, arguments.json);
+    }
     let all = compile_all(&device, &variants)?;
     if all.iter().all(|compiled| compiled.statistics.is_empty()) {
         bail!("{} does not report pipeline statistics; Mesa's and NVIDIA's drivers do", device.info().driver);
@@ -106,6 +114,36 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         )?;
     } else {
         output::print(&markdown(&device, &all))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints the variants that [`compile_all`] would compile.
+fn list(device: &Device, variants: &[(&str, Variant)], json: bool) -> anyhow::Result<ExitCode> {
+    let fingerprint = |variant: &Variant| format!("{:016x}", variant.fingerprint());
+    if json {
+        let programs: Vec<_> = variants
+            .iter()
+            .map(|(kernel, variant)| {
+                serde_json::json!({
+                    "kernel": kernel, "shader": variant.shader.name, "variant": variant.label,
+                    "fingerprint": fingerprint(variant),
+                })
+            })
+            .collect();
+        let info = device.info();
+        output::print_json(
+            &serde_json::json!({ "device": info.name, "driver": info.driver, "programs": programs }),
+        )?;
+    } else {
+        let rows: Vec<Vec<String>> = variants
+            .iter()
+            .map(|(kernel, variant)| {
+                let shader = variant.shader.name.to_string();
+                vec![(*kernel).to_string(), shader, variant.label.clone(), fingerprint(variant)]
+            })
+            .collect();
+        output::print(&output::table(&["kernel", "shader", "variant", "fingerprint"], &rows))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -192,6 +230,7 @@ fn compile(device: &Device, kernel: &'static str, variant: &Variant) -> gpu::Res
             kernel,
             shader: variant.shader.name,
             variant: variant.label.clone(),
+            fingerprint: format!("{:016x}", variant.fingerprint()),
             subgroup_size: executable.subgroup_size,
             statistics: executable.statistics.iter().map(|s| (s.name.clone(), s.value.into())).collect(),
             instructions: count_instructions(executable.assembly()),
@@ -274,7 +313,7 @@ fn csv(device: &Device, all: &[Compiled]) -> String {
     let statistics: Vec<&str> = STATISTICS.iter().map(|(_, name, _)| *name).collect();
     let info = device.info();
     let mut text = format!(
-        "# {}, {}\nkernel,shader,variant,wave,{},v_dot4,v_wmma,loads_16_bytes\n",
+        "# {}, {}\nkernel,shader,variant,wave,{},v_dot4,v_wmma,loads_16_bytes,fingerprint\n",
         info.name,
         info.driver,
         statistics.join(",")
@@ -285,7 +324,8 @@ fn csv(device: &Device, all: &[Compiled]) -> String {
         for (.., names) in STATISTICS {
             text += &c.statistic(names).map_or_else(|| ",".to_string(), |value| format!(",{value}"));
         }
-        text += &format!(",{},{},{}\n", c.count("v_dot4"), c.count("v_wmma"), c.count("16-byte loads"));
+        let counts = [c.count("v_dot4"), c.count("v_wmma"), c.count("16-byte loads")].join(",");
+        text += &format!(",{counts},{}\n", c.fingerprint);
     }
     text
 }

@@ -383,7 +383,12 @@ fn check_cargo(command: &Documented) {
     let folder = repository().join("crates").join(package.trim_start_matches("indrik-"));
     assert!(read(&folder.join("Cargo.toml")).contains(&format!("name = \"{package}\"")), "{command}");
     if let Some(test) = after("--test") {
-        assert!(folder.join("tests").join(test).with_extension("rs").exists(), "{command}");
+        let tests = folder.join("tests");
+        assert!(tests.join(test).with_extension("rs").exists() || tests.join(test).is_dir(), "{command}");
+        // A file of that binary.
+        if let Some(file) = words.iter().find_map(|word| word.strip_suffix("::")) {
+            assert!(tests.join(test).join(file).with_extension("rs").exists(), "{command}");
+        }
     }
 }
 

@@ -179,7 +179,7 @@ fn mixed_steps_beyond_the_sliding_window_give_the_same_tokens() {
 #[test]
 fn reproducible_mixed_steps_are_batch_invariant() {
     let Some(device) = testkit::cpu_device() else { return };
-    for (name, kv) in common::REPRODUCIBLE {
+    for (name, kv) in common::reproducible().iter().copied() {
         let fixture = Fixture::open(name);
         let ids = &fixture.ids.iter().copied().cycle().take(34).collect::<Vec<u32>>()[..];
         let plain = load_alone(&device, &fixture.path).with_reproducible(true);

@@ -13,5 +13,4 @@ mod observe;
 mod stats;
 mod thinking;
 mod tools;
-mod tracing;
 mod webui;

@@ -1,9 +1,11 @@
 //! Request ids in JSON logs, from HTTP to the engine. A test binary of its own: it sets the global subscriber.
 
+mod common;
+
 use std::io::Write;
 use std::sync::{Arc, Mutex};
 
-use crate::common::{Fixture, Mock, completion};
+use common::{Fixture, Mock, completion};
 use engine::{
     Engine, Options,
     testing::{MockBackend, MockOptions},
