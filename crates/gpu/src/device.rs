@@ -112,6 +112,11 @@ impl Device {
         Self { compiles_only: true, ..self.clone() }
     }
 
+    /// Whether this is [`Device::compiling_only`].
+    pub fn is_compiling_only(&self) -> bool {
+        self.compiles_only
+    }
+
     /// The same device for running programs, whether or not this is [`Device::compiling_only`].
     pub fn running(&self) -> Self {
         Self { compiles_only: false, ..self.clone() }

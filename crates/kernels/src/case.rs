@@ -101,6 +101,11 @@ pub fn arena(device: &Device) -> Arena {
     Arena::new(device, Lifetime::Scratch, Memory::Shared).with_block_size(1 << 20)
 }
 
+/// Memory that the CPU reads fast, for what a case reads much of. Not for atomics, which a GPU may lack there.
+pub(crate) fn readback_arena(device: &Device) -> Arena {
+    Arena::new(device, Lifetime::Scratch, Memory::Readback).with_block_size(1 << 20)
+}
+
 /// Words after an output that must stay unchanged.
 const GUARD: usize = 64;
 /// A recognisable bit pattern; a NaN as f32.

@@ -8,6 +8,7 @@ use std::{
     num::NonZeroUsize,
     sync::atomic::{AtomicBool, AtomicUsize, Ordering},
     thread,
+    time::Instant,
 };
 
 use gpu::{Caps, Device, Result, Tier};
@@ -58,7 +59,9 @@ pub fn run(
     mut on_report: impl FnMut(Report),
 ) {
     for of_kernel in cases.chunk_by(|(kernel, _), (next, _)| kernel == next) {
+        let start = Instant::now();
         compile(device, of_kernel, jobs, cancel);
+        let compiled = start.elapsed();
         for (kernel, case) in of_kernel {
             if cancel.load(Ordering::Relaxed) {
                 return;
@@ -66,6 +69,13 @@ pub fn run(
             let outcome = case.run(device);
             on_report(Report { kernel, case: case.name.clone(), tier: case.tier, outcome });
         }
+        tracing::debug!(
+            kernel = of_kernel.first().map_or("", |(kernel, _)| kernel),
+            cases = of_kernel.len(),
+            compile_ms = compiled.as_millis() as u64,
+            run_ms = (start.elapsed() - compiled).as_millis() as u64,
+            "self-test of a kernel"
+        );
     }
 }
 

@@ -15,7 +15,7 @@ use crate::{
             reference::Row,
         },
     },
-    case::{Case, Comparison, Output, Random, TIMEOUT, arena},
+    case::{Case, Comparison, Output, Random, TIMEOUT, arena, readback_arena},
     matmul::common::reference::Value,
     vectors::{
         VectorData,
@@ -363,11 +363,11 @@ pub(super) struct Buffers {
 impl Buffers {
     pub fn new(device: &Device, step: &Step, plan: Plan, data: &Data) -> Result<Self> {
         let shape = &step.shape;
-        let mut arena = arena(device);
+        let (mut arena, mut cache) = (arena(device), readback_arena(device));
         let kv = KvLayer {
             shape: data.kv_shape,
-            k: arena.buffer_from("keys", &stored::words(&data.k, &data.kv_shape))?,
-            v: arena.buffer_from("values", &stored::words(&data.v, &data.kv_shape))?,
+            k: cache.buffer_from("keys", &stored::words(&data.k, &data.kv_shape))?,
+            v: cache.buffer_from("values", &stored::words(&data.v, &data.kv_shape))?,
         };
         let columns = step.positions.len() + step.inactive;
         let positions: Vec<u32> = step.positions.iter().copied().chain(vec![3; step.inactive]).collect();

@@ -18,13 +18,14 @@ pub fn attend(
     line: impl Fn(u32, u32) -> (Vec<f64>, Vec<f64>),
 ) -> Vec<(Vec<f64>, f64)> {
     let q: Vec<f32> = q.iter().map(|value| *value as f32).collect();
-    let heads = (0..).zip(q.chunks(shape.head_dim as usize));
-    heads
-        .map(|(head, q)| {
-            let kv_head = head / (shape.heads / shape.kv_heads);
+    let group = (shape.heads / shape.kv_heads * shape.head_dim) as usize;
+    let groups = (0..).zip(q.chunks(group));
+    groups
+        .flat_map(|(kv_head, group)| {
             let seen = paged::reference::range(position, shape.window);
             let (keys, values): (Vec<_>, Vec<_>) = seen.map(|at| line(kv_head, at)).unzip();
-            paged::reference::attention(q, &keys, &values)
+            let heads = group.chunks(shape.head_dim as usize);
+            heads.map(|q| paged::reference::attention(q, &keys, &values)).collect::<Vec<_>>()
         })
         .collect()
 }

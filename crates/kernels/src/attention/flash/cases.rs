@@ -178,17 +178,16 @@ pub(super) fn run(device: &Device, step: &Step, kind: Kind, plan: Plan) -> Resul
     let d = shape.head_dim as usize;
     let row = shape.heads as usize * d;
     let padded = row.next_multiple_of(QUAD);
+    let (all_keys, all_values) = (reference::lines(&data.k), reference::lines(&data.v));
     for (i, (slot, position)) in (step.inactive_before..).zip(step.rows.iter().copied()) {
         for head in 0..shape.heads {
             let q = reference::query(&data.q[i * row + head as usize * d..][..d]);
-            let line = |values: &[f64], at| {
-                let element = data.element(shape, slot, head / (shape.heads / shape.kv_heads), at);
-                reference::line(&values[element..element + d])
-            };
+            let element = |at| data.element(shape, slot, head / (shape.heads / shape.kv_heads), at);
             let range = exact::range(position, shape.window);
-            let keys: Vec<Vec<f64>> = range.clone().map(|at| line(&data.k, at)).collect();
-            let values: Vec<Vec<f64>> = range.map(|at| line(&data.v, at)).collect();
-            let largest = values.iter().flatten().fold(0.0_f64, |largest, value| largest.max(value.abs()));
+            let keys: Vec<&[f64]> = range.clone().map(|at| &all_keys[element(at)..][..d]).collect();
+            let values: Vec<&[f64]> = range.map(|at| &all_values[element(at)..][..d]).collect();
+            let largest = values.iter().copied().flatten();
+            let largest = largest.fold(0.0_f64, |largest, value| largest.max(value.abs()));
             let (want, magnitude) = exact::attention(&q, &keys, &values);
             let allowed = largest * (ROUNDING + SCORE_ROUNDING * magnitude);
             for (j, want) in want.into_iter().enumerate() {

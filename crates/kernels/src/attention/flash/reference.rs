@@ -10,8 +10,8 @@ pub fn query(q: &[f32]) -> Vec<f32> {
     q.iter().map(|q| rounded(q) as f32).collect()
 }
 
-/// A key or value as the matrix units get it: for int8, its product with the scale, rounded to f16. f16 is
+/// Keys or values as the matrix units get them: for int8, the product with the scale, rounded to f16. f16 is
 /// unchanged.
-pub fn line(stored: &[f64]) -> Vec<f64> {
+pub fn lines(stored: &[f64]) -> Vec<f64> {
     stored.iter().map(|value| f16::from_f64(*value).to_f64()).collect()
 }

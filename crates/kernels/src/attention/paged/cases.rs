@@ -220,13 +220,10 @@ pub(super) fn run(device: &Device, step: &Step, plan: Plan) -> Result<Comparison
     for (i, (slot, position)) in (step.inactive_before..).zip(step.rows.iter().copied()) {
         for head in 0..shape.heads {
             let q = &data.q[i * row + head as usize * d..][..d];
-            let line = |values: &[f64], at| {
-                let element = data.element(shape, slot, head / (shape.heads / shape.kv_heads), at);
-                values[element..element + d].to_vec()
-            };
+            let element = |at| data.element(shape, slot, head / (shape.heads / shape.kv_heads), at);
             let range = reference::range(position, shape.window);
-            let keys: Vec<Vec<f64>> = range.clone().map(|at| line(&data.k, at)).collect();
-            let values: Vec<Vec<f64>> = range.map(|at| line(&data.v, at)).collect();
+            let keys: Vec<&[f64]> = range.clone().map(|at| &data.k[element(at)..][..d]).collect();
+            let values: Vec<&[f64]> = range.map(|at| &data.v[element(at)..][..d]).collect();
             let (want, magnitude) = reference::attention(q, &keys, &values);
             for (j, want) in want.into_iter().enumerate() {
                 let got = f64::from(f32::from_bits(o[i * padded + head as usize * d + j]));

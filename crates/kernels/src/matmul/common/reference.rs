@@ -34,17 +34,30 @@ pub fn products(weights: &Weights, columns: &[Vec<f64>], epilogue: Epilogue, err
     let multiplications = weights.values.len() * columns.len();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = (multiplications / MULTIPLICATIONS_PER_THREAD).clamp(1, cores);
-    let share = columns.len().div_ceil(threads).max(1);
-    let of = |columns: &[Vec<f64>]| -> Vec<Vec<Value>> {
-        columns.iter().map(|x| product(weights, x, epilogue, error)).collect()
+    // Whole pairs of strips, which an epilogue needs.
+    let rows = weights.values.len() / weights.k;
+    let share = rows.div_ceil(threads).next_multiple_of(2 * STRIP).max(2 * STRIP);
+    // A pair of strips with all columns at a time, while it is in the cache.
+    let of = |values: &[f64], magnitudes: &[f64]| -> Vec<Vec<Value>> {
+        let mut all = vec![vec![]; columns.len()];
+        let pair = 2 * STRIP * weights.k;
+        for (values, magnitudes) in values.chunks(pair).zip(magnitudes.chunks(pair)) {
+            for (column, x) in all.iter_mut().zip(columns) {
+                column.extend(of_rows(weights.k, values, magnitudes, x, epilogue, error));
+            }
+        }
+        all
     };
     std::thread::scope(|scope| {
-        let mut shares = columns.chunks(share);
-        let own = shares.next().unwrap_or_default();
-        let others: Vec<_> = shares.map(|columns| scope.spawn(move || of(columns))).collect();
-        let mut all = of(own);
+        let values = weights.values.chunks(share * weights.k);
+        let mut shares = values.zip(weights.magnitudes.chunks(share * weights.k));
+        let (values, magnitudes) = shares.next().unwrap_or_default();
+        let others: Vec<_> =
+            shares.map(|(values, magnitudes)| scope.spawn(move || of(values, magnitudes))).collect();
+        let mut all = of(values, magnitudes);
         for other in others {
-            all.extend(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+            let other = other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            all.iter_mut().zip(other).for_each(|(column, other)| column.extend(other));
         }
         all
     })
@@ -55,7 +68,19 @@ const MULTIPLICATIONS_PER_THREAD: usize = 1 << 20;
 
 /// One column of y. Weights may have a relative error of `error`.
 pub fn product(weights: &Weights, x: &[f64], epilogue: Epilogue, error: f64) -> Vec<Value> {
-    let rows = weights.values.chunks(weights.k).zip(weights.magnitudes.chunks(weights.k));
+    of_rows(weights.k, &weights.values, &weights.magnitudes, x, epilogue, error)
+}
+
+/// A part of a column: that of some rows of weights.
+fn of_rows(
+    k: usize,
+    values: &[f64],
+    magnitudes: &[f64],
+    x: &[f64],
+    epilogue: Epilogue,
+    error: f64,
+) -> Vec<Value> {
+    let rows = values.chunks(k).zip(magnitudes.chunks(k));
     let sums: Vec<Value> = rows
         .map(|(values, magnitudes)| {
             let [value, bound] = sums(values, magnitudes, x);
