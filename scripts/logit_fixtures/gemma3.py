@@ -134,13 +134,14 @@ def hugging_face(folder, seed, config, multimodal, newer):
     write_reference(folder, note, factor, ids, logits_of(model, ids), positions)
 
 
-def vocabulary():
+def vocabulary(more_control=()):
     """The tokens of the GGUF files with types and scores, and a tokenizer that agrees with them."""
+    control = [*CONTROL, *more_control]
     kinds = gguf.TokenType
     merged = [left + right for left, right in MERGES]
-    tokens = CONTROL + USER_DEFINED + [f"<0x{byte:02X}>" for byte in range(256)] + merged + CHARACTERS
-    assert len(set(tokens)) == len(tokens) == GGUF["vocab_size"]
-    types = [kinds.CONTROL] * len(CONTROL) + [kinds.USER_DEFINED] * len(USER_DEFINED) + [kinds.BYTE] * 256
+    tokens = control + USER_DEFINED + [f"<0x{byte:02X}>" for byte in range(256)] + merged + CHARACTERS
+    assert len(set(tokens)) == len(tokens) == GGUF["vocab_size"] + len(more_control)
+    types = [kinds.CONTROL] * len(control) + [kinds.USER_DEFINED] * len(USER_DEFINED) + [kinds.BYTE] * 256
     scores = [-1000.0] * len(types[:-256]) + [0.0] * 256 + [-float(rank) for rank in range(len(merged + CHARACTERS))]
     types += [kinds.NORMAL] * len(merged + CHARACTERS)
 
@@ -149,24 +150,24 @@ def vocabulary():
     tokenizer = tokenizers.Tokenizer(model)
     tokenizer.normalizer = tokenizers.normalizers.Replace(" ", "▁")
     whole = lambda texts, special: [tokenizers.AddedToken(t, normalized=False, special=special) for t in texts]
-    tokenizer.add_special_tokens(whole(CONTROL, True))
+    tokenizer.add_special_tokens(whole(control, True))
     tokenizer.add_tokens(whole(USER_DEFINED, False))
     return tokens, types, scores, tokenizer
 
 
-def gguf_metadata(writer, name, tokens, types, scores):
+def gguf_metadata(writer, name, tokens, types, scores, config=GGUF, template=TEMPLATE):
     writer.add_name(f"tiny random Gemma 3, {name}")
-    writer.add_context_length(GGUF["max_position_embeddings"])
-    writer.add_embedding_length(GGUF["hidden_size"])
-    writer.add_block_count(GGUF["num_hidden_layers"])
-    writer.add_feed_forward_length(GGUF["intermediate_size"])
-    writer.add_head_count(GGUF["num_attention_heads"])
-    writer.add_head_count_kv(GGUF["num_key_value_heads"])
-    writer.add_key_length(GGUF["head_dim"])
-    writer.add_value_length(GGUF["head_dim"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
     writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_sliding_window(GGUF["sliding_window"])
-    writer.add_uint32("gemma3.attention.sliding_window_pattern", GGUF["sliding_window_pattern"])
+    writer.add_sliding_window(config["sliding_window"])
+    writer.add_uint32("gemma3.attention.sliding_window_pattern", config["sliding_window_pattern"])
     writer.add_rope_freq_base(1e6)
     writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
     writer.add_rope_scaling_factor(LINEAR["factor"])
@@ -183,7 +184,7 @@ def gguf_metadata(writer, name, tokens, types, scores):
     writer.add_add_bos_token(True)
     writer.add_add_eos_token(False)
     writer.add_add_space_prefix(False)
-    writer.add_chat_template(TEMPLATE)
+    writer.add_chat_template(template)
 
 
 def gguf_file(folder, seed, kind):

@@ -43,12 +43,16 @@ def rotate(heads, frequencies, adjacent):
     return np.stack(turned, -1).reshape(heads.shape) if adjacent else np.concatenate(turned, -1)
 
 
-def attention(q, k, v, scale, window=None):
-    """Causal attention of `[positions][heads][width]`, concatenated over heads."""
+def attention(q, k, v, scale, window=None, blocks=None):
+    """Attention of `[positions][heads][width]`, concatenated over heads: causal, except that positions of the same block
+    see those after them. `blocks` has the block of each position, or -1."""
     group = q.shape[1] // k.shape[1]
     scores = np.einsum("qhd,khd->hqk", q, k.repeat(group, 1)) * scale
     distance = np.arange(len(q))[:, None] - np.arange(len(k))
-    hidden = (distance < 0) | (distance >= (window or math.inf))
+    later = distance < 0
+    if blocks is not None:
+        later &= (blocks[:, None] != blocks) | (blocks[:, None] < 0)
+    hidden = later | (distance >= (window or math.inf))
     weights = softmax(np.where(hidden, -np.inf, scores))
     return np.einsum("hqk,khd->qhd", weights, v.repeat(group, 1)).reshape(len(q), -1)
 
@@ -127,6 +131,58 @@ def gemma4(keys, tensors, ids, route_margins):
     h = rms_norm(h, epsilon, tensors["output_norm.weight"])
     cap = keys["final_logit_softcapping"]
     return np.tanh(h @ tensors["token_embd.weight"].T / cap) * cap
+
+
+def layer_norm(x, epsilon, weight, bias):
+    x = x - x.mean(-1, keepdims=True)
+    return rms_norm(x, epsilon, weight) + bias
+
+
+def siglip(keys, tensors, patches):
+    """The output of Gemma 3's image encoder after its last norm, and its soft tokens, from rows of pixels."""
+    key = lambda name: keys[f"clip.vision.{name}"]
+    heads, epsilon = key("attention.head_count"), key("attention.layer_norm_epsilon")
+    weights = tensors["v.patch_embd.weight"]
+    h = patches @ weights.reshape(len(weights), -1).T + tensors["v.patch_embd.bias"] + tensors["v.position_embd.weight"]
+    for layer in range(key("block_count")):
+        tensor = lambda name: tensors[f"v.blk.{layer}.{name}"]
+        linear = lambda x, name: x @ tensor(f"{name}.weight").T + tensor(f"{name}.bias")
+        normed = layer_norm(h, epsilon, tensor("ln1.weight"), tensor("ln1.bias"))
+        q, k, v = (linear(normed, f"attn_{part}").reshape(len(h), heads, -1) for part in "qkv")
+        scores = np.einsum("qhd,khd->hqk", q, k) / math.sqrt(q.shape[-1])
+        h = h + linear(np.einsum("hqk,khd->qhd", softmax(scores), v).reshape(len(h), -1), "attn_out")
+        normed = layer_norm(h, epsilon, tensor("ln2.weight"), tensor("ln2.bias"))
+        h = h + linear(gelu(linear(normed, "ffn_up")), "ffn_down")
+    h = layer_norm(h, epsilon, tensors["v.post_ln.weight"], tensors["v.post_ln.bias"])
+    side, pooled = key("image_size") // key("patch_size"), key("projector.scale_factor")
+    squares = h.reshape(side // pooled, pooled, side // pooled, pooled, -1).mean((1, 3)).reshape(-1, h.shape[-1])
+    normed = rms_norm(squares, epsilon, tensors["mm.soft_emb_norm.weight"])
+    return h, normed @ tensors["mm.input_projection.weight"]
+
+
+def gemma3(keys, tensors, ids, is_soft, soft_tokens, blocks):
+    """Logits. Rows of `soft_tokens` replace the embeddings of positions that `is_soft` marks, and are not multiplied by the
+    embedding factor."""
+    heads, kv_heads, width = (keys["attention." + key] for key in ("head_count", "head_count_kv", "key_length"))
+    epsilon, window = keys["attention.layer_norm_rms_epsilon"], keys["attention.sliding_window"]
+    h = tensors["token_embd.weight"][np.where(is_soft, 0, ids)] * math.sqrt(keys["embedding_length"])
+    h[is_soft] = soft_tokens
+    for layer in range(keys["block_count"]):
+        tensor = lambda name: tensors[f"blk.{layer}.{name}.weight"]
+        is_global = (layer + 1) % keys["attention.sliding_window_pattern"] == 0
+        base, divisor = (keys["rope.freq_base"], keys.get("rope.scaling.factor", 1)) if is_global else (1e4, 1)
+        frequencies = base ** (-np.arange(0, width, 2) / width) / divisor
+        normed = rms_norm(h, epsilon, tensor("attn_norm"))
+        split = lambda name, count: (normed @ tensor(name).T).reshape(len(ids), count, width)
+        q = rotate(rms_norm(split("attn_q", heads), epsilon, tensor("attn_q_norm")), frequencies, False)
+        k = rotate(rms_norm(split("attn_k", kv_heads), epsilon, tensor("attn_k_norm")), frequencies, False)
+        v = split("attn_v", kv_heads)
+        attended = attention(q, k, v, 1 / math.sqrt(width), None if is_global else window, blocks)
+        h = h + rms_norm(attended @ tensor("attn_output").T, epsilon, tensor("post_attention_norm"))
+        normed = rms_norm(h, epsilon, tensor("ffn_norm"))
+        out = gelu(normed @ tensor("ffn_gate").T) * (normed @ tensor("ffn_up").T)
+        h = h + rms_norm(out @ tensor("ffn_down").T, epsilon, tensor("post_ffw_norm"))
+    return rms_norm(h, epsilon, tensors["output_norm.weight"]) @ tensors["token_embd.weight"].T
 
 
 def yarn(keys, width):

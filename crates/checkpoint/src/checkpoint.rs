@@ -1,13 +1,9 @@
 //! A model on disk in any supported format, opened and validated. No tensor data is read, except for RoPE
 //! divisors, which are part of the config.
 
-use std::{
-    fs::File,
-    os::unix::fs::FileExt,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
-use tensor::{Encoding, quant};
+use tensor::Encoding;
 
 use crate::{
     complete::{self, Inventory},
@@ -15,7 +11,7 @@ use crate::{
     error::{Error, Result},
     folder, gguf, layerwise, native,
     slot::{Role, Slot},
-    source::{Format, Source, Span, Tensor},
+    source::{Format, Source, Tensor},
     tokenizer::{self, TokenizerData},
 };
 
@@ -115,36 +111,7 @@ impl Checkpoint {
 
     /// Reads and decodes all values of a tensor. Meant for small tensors.
     pub fn read_vector(&self, tensor: &Tensor) -> Result<Vec<f32>> {
-        let path = &self.source.files[tensor.data.file];
-        let bytes = self.read_span(tensor, tensor.data)?;
-        let mut values = vec![0.0; tensor.values().unwrap_or(0) as usize];
-        match tensor.scales {
-            None => quant::dequantize(tensor.encoding, &bytes, &mut values),
-            Some(span) => {
-                let scales = self.read_span(tensor, span)?;
-                let scales: Vec<f32> =
-                    scales.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
-                quant::dequantize_layerwise(tensor.encoding, &bytes, &scales, &mut values)
-            }
-        }
-        .map_err(|error| Error::tensor(path, &tensor.name, error.to_string()))?;
-        match values.iter().position(|value| !value.is_finite()) {
-            Some(at) => Err(Error::tensor(path, &tensor.name, format!("value {at} is not finite"))),
-            None => Ok(values),
-        }
-    }
-
-    fn read_span(&self, tensor: &Tensor, span: Span) -> Result<Vec<u8>> {
-        let path = &self.source.files[span.file];
-        let file = File::open(path).map_err(|error| Error::io(path, error))?;
-        let mut bytes = vec![0; span.len as usize];
-        file.read_exact_at(&mut bytes, span.offset).map_err(|source| Error::Read {
-            path: path.clone(),
-            tensor: tensor.name.clone(),
-            offset: span.offset,
-            source,
-        })?;
-        Ok(bytes)
+        self.source.read_vector(tensor)
     }
 }
 

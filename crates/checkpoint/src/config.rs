@@ -18,7 +18,7 @@ use crate::{
 };
 
 pub use keys::MetaValue;
-pub(crate) use keys::{Keys, MAX_LAYERS, MAX_SIZE};
+pub(crate) use keys::{Keys, MAX_LAYERS, MAX_SIZE, object};
 
 /// The attention type of a layer, as stored in configs; see [`AttentionSpan`](crate::AttentionSpan).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -244,7 +244,9 @@ impl Config {
         let is_global = |layer: u32| self.layer_types.get(layer as usize) == Some(&LayerType::Global);
         let projects = source.tensors.iter().any(|tensor| {
             let slot = Slot::parse(architecture, &tensor.name);
-            slot.is_some_and(|slot| slot.role == Role::Value && slot.layer.is_some_and(is_global))
+            slot.is_some_and(|slot| {
+                slot == Slot::text(slot.layer, Role::Value) && slot.layer.is_some_and(is_global)
+            })
         });
         if let Some(global) = &mut self.global_attention {
             global.values_from_keys = !projects;

@@ -15,7 +15,7 @@ use crate::safetensors::{self, Dtype, Entry, File, MAX_HEADER, TextMap, brief, n
 use crate::slot::{Slot, Tower};
 use crate::source::{Format, Source, Tensor};
 
-const CONFIG: &str = "config.json";
+pub(crate) const CONFIG: &str = "config.json";
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
@@ -61,9 +61,7 @@ impl Folder {
                 "has no config.json: download it from the same place as the weights",
             ));
         }
-        let text = read_text(&config_path, MAX_CONFIG)?;
-        let config = serde_json::from_str(&text)
-            .map_err(|error| Error::invalid(&config_path, format!("is invalid: {}", brief(error))))?;
+        let config = read_config(&config_path)?;
         Ok(Folder {
             path: path.to_path_buf(),
             source,
@@ -269,6 +267,12 @@ fn listed<'a>(names: impl Iterator<Item = &'a str>) -> Option<String> {
         count if count > MAX_LISTED => Some(format!("{first} and {} more", count - MAX_LISTED)),
         _ => Some(first),
     }
+}
+
+/// Reads `config.json`, or another config of its folder.
+pub(crate) fn read_config(path: &Path) -> Result<Value> {
+    let text = read_text(path, MAX_CONFIG)?;
+    serde_json::from_str(&text).map_err(|error| Error::invalid(path, format!("is invalid: {}", brief(error))))
 }
 
 /// Reads a text file of at most `limit` bytes.

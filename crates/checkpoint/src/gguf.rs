@@ -113,6 +113,11 @@ fn read_key_count<R: Read>(header: &mut Header<R>) -> Result<usize> {
     header.bounded_count("metadata keys", count, MIN_KEY_BYTES, MAX_KEYS, Subject::Field("metadata"))
 }
 
+/// The name that all parts of a split model have in common; `None` if the path is not that of a part.
+pub(crate) fn split_base(path: &Path) -> Option<&str> {
+    split::PartName::parse(path).map(|name| name.base)
+}
+
 /// [`parse_file`] on the file at `path`.
 fn open_file(path: &Path, index: usize, limit: u64) -> Result<(Gguf, u64)> {
     // Checked before opening, because opening a pipe blocks until its other end is opened.

@@ -13,6 +13,9 @@
 //! 4. [`complete`] checks that every slot of the model is filled with a tensor of the right shape, and
 //!    reports all problems at once.
 //!
+//! [`Checkpoint::vision`] does the same for the image encoder of a model that sees, which may be in a file of its own
+//! ([`vision`]).
+//!
 //! [`tokenizer`] extracts the tokenizer data; the `text` crate interprets it. Tensor data is read by the
 //! `weights` crate, which loads it onto the GPU.
 //!
@@ -48,6 +51,7 @@ pub mod safetensors;
 mod slot;
 mod source;
 pub mod tokenizer;
+pub mod vision;
 
 pub use architecture::Architecture;
 pub use checkpoint::Checkpoint;
@@ -57,3 +61,4 @@ pub use incomplete::{Incomplete, Problem};
 pub use layer::{Attention, AttentionSpan, Dense, Experts, FeedForward, LayerSpec, Mixer, Values};
 pub use slot::{Role, Slot, Tower};
 pub use source::{Format, Source, Span, Tensor};
+pub use vision::{Vision, VisionConfig};

@@ -17,6 +17,7 @@ use serde::Serialize;
 use crate::{
     architecture::Architecture,
     slot::{NameRow, Role, Slot, Tower},
+    vision::VisionNaming,
 };
 
 /// A naming scheme for tensors.
@@ -107,49 +108,6 @@ impl Stacked {
     }
 }
 
-/// Tensors of a SigLIP encoder outside of layers, in Hugging Face files; `head` is its pooling, which Gemma 3
-/// does not use.
-const VISION_MODEL: [&str; 16] = [
-    "embeddings.patch_embedding.weight",
-    "embeddings.patch_embedding.bias",
-    "embeddings.position_embedding.weight",
-    "post_layernorm.weight",
-    "post_layernorm.bias",
-    "head.probe",
-    "head.attention.in_proj_weight",
-    "head.attention.in_proj_bias",
-    "head.attention.out_proj.weight",
-    "head.attention.out_proj.bias",
-    "head.layernorm.weight",
-    "head.layernorm.bias",
-    "head.mlp.fc1.weight",
-    "head.mlp.fc1.bias",
-    "head.mlp.fc2.weight",
-    "head.mlp.fc2.bias",
-];
-
-/// Modules of a SigLIP layer, each with a weight and a bias, in Hugging Face files.
-const VISION_LAYER: [&str; 8] = [
-    "layer_norm1",
-    "layer_norm2",
-    "mlp.fc1",
-    "mlp.fc2",
-    "self_attn.q_proj",
-    "self_attn.k_proj",
-    "self_attn.v_proj",
-    "self_attn.out_proj",
-];
-
-/// The same in GGUF files of image encoders (mmproj).
-const GGUF_VISION_MODEL: [&str; 5] =
-    ["patch_embd.weight", "patch_embd.bias", "position_embd.weight", "post_ln.weight", "post_ln.bias"];
-const GGUF_VISION_LAYER: [&str; 8] =
-    ["ln1", "ln2", "ffn_up", "ffn_down", "attn_q", "attn_k", "attn_v", "attn_out"];
-
-/// The projector, in Hugging Face files and in GGUF.
-const PROJECTOR: [&str; 2] = ["mm_input_projection_weight", "mm_soft_emb_norm.weight"];
-const GGUF_PROJECTOR: [&str; 2] = ["input_projection.weight", "soft_emb_norm.weight"];
-
 impl Naming {
     const ALL: [Naming; 4] =
         [Naming::HfText, Naming::HfMultimodalOlder, Naming::HfMultimodalNewer, Naming::Gguf];
@@ -206,8 +164,7 @@ impl Slot {
         Naming::ALL
             .iter()
             .find_map(|naming| naming.text(architecture, name))
-            .or_else(|| hf_image(name))
-            .or_else(|| gguf_image(name))
+            .or_else(|| siglip(architecture, name))
             .or_else(|| other_tower(architecture, name))
     }
 
@@ -258,19 +215,10 @@ fn layer_rows(architecture: Architecture) -> impl Iterator<Item = &'static NameR
     architecture.family().layer_names.iter().chain(&LAYER)
 }
 
-fn hf_image(name: &str) -> Option<Slot> {
-    // Newer files put the whole model under `model.` and drop SigLIP's `vision_model.`.
-    let name = name.strip_prefix("model.").unwrap_or(name);
-    if let Some(part) = name.strip_prefix("multi_modal_projector.") {
-        return PROJECTOR.contains(&part).then_some(image(Tower::Projector, None));
-    }
-    let part = name.strip_prefix("vision_tower.")?;
-    let part = part.strip_prefix("vision_model.").unwrap_or(part);
-    if VISION_MODEL.contains(&part) {
-        return Some(image(Tower::Vision, None));
-    }
-    let (layer, part) = split_index(part.strip_prefix("encoder.layers.")?)?;
-    VISION_LAYER.contains(&weight_or_bias(part)?).then_some(image(Tower::Vision, Some(layer)))
+/// The roles of an image encoder matter where it is run: for Gemma 3.
+fn siglip(architecture: Architecture, name: &str) -> Option<Slot> {
+    let slot = VisionNaming::parse(name)?;
+    Some(if architecture == Architecture::Gemma3 { slot } else { image(slot.tower, slot.layer) })
 }
 
 /// Encoders of images and sound that are not SigLIP, and the projections of their outputs: of Gemma 4 and of Mistral.
@@ -291,28 +239,12 @@ fn other_tower(architecture: Architecture, name: &str) -> Option<Slot> {
     has(projectors).then_some(image(Tower::Projector, None))
 }
 
-fn gguf_image(name: &str) -> Option<Slot> {
-    if let Some(part) = name.strip_prefix("mm.") {
-        return GGUF_PROJECTOR.contains(&part).then_some(image(Tower::Projector, None));
-    }
-    let part = name.strip_prefix("v.")?;
-    if GGUF_VISION_MODEL.contains(&part) {
-        return Some(image(Tower::Vision, None));
-    }
-    let (layer, part) = split_index(part.strip_prefix("blk.")?)?;
-    GGUF_VISION_LAYER.contains(&weight_or_bias(part)?).then_some(image(Tower::Vision, Some(layer)))
-}
-
 fn image(tower: Tower, layer: Option<u32>) -> Slot {
     Slot { tower, layer, expert: None, role: Role::Image }
 }
 
-fn weight_or_bias(part: &str) -> Option<&str> {
-    part.strip_suffix(".weight").or_else(|| part.strip_suffix(".bias"))
-}
-
 /// Splits `12.rest`. Signs and leading zeros are rejected, so that every number has one spelling.
-fn split_index(text: &str) -> Option<(u32, &str)> {
+pub(crate) fn split_index(text: &str) -> Option<(u32, &str)> {
     let (digits, rest) = text.split_once('.')?;
     let plain =
         digits.bytes().all(|byte| byte.is_ascii_digit()) && (digits == "0" || !digits.starts_with('0'));
@@ -397,17 +329,21 @@ mod tests {
 
     #[test]
     fn vision_layers_are_not_confused_with_text_layers() {
+        let query = Some(Slot::vision(Some(3), Role::Query));
         for name in [
             "vision_tower.vision_model.encoder.layers.3.self_attn.q_proj.weight",
-            "vision_tower.encoder.layers.3.layer_norm1.bias",
-            "model.vision_tower.encoder.layers.3.mlp.fc2.bias",
+            "vision_tower.encoder.layers.3.self_attn.q_proj.weight",
+            "model.vision_tower.encoder.layers.3.self_attn.q_proj.weight",
             "v.blk.3.attn_q.weight",
         ] {
-            assert_eq!(parse(name), Some(image(Tower::Vision, Some(3))), "{name}");
+            assert_eq!(parse(name), query, "{name}");
+            let other = Slot::parse(Architecture::Llama, name);
+            assert_eq!(other, Some(image(Tower::Vision, Some(3))), "{name}: no encoder of Llama is run");
         }
-        for name in ["multi_modal_projector.mm_soft_emb_norm.weight", "mm.input_projection.weight"] {
-            assert_eq!(parse(name), Some(image(Tower::Projector, None)), "{name}");
-        }
+        let norm = Slot::vision(None, Role::SoftTokenNorm);
+        assert_eq!(parse("multi_modal_projector.mm_soft_emb_norm.weight"), Some(norm));
+        let projection = Slot { tower: Tower::Projector, ..Slot::vision(None, Role::Projection) };
+        assert_eq!(parse("mm.input_projection.weight"), Some(projection));
         assert_eq!(parse("model.vision_tower.head.probe"), Some(image(Tower::Vision, None)));
     }
 
@@ -431,7 +367,10 @@ mod tests {
             "blk.3.self_attn.q_proj.weight",
             "model.blk.3.attn_q.weight",
             "vision_tower.encoder.layers.3.self_attn.o_proj.weight",
-            "v.blk.3.attn_output.weight",
+            "v.blk.3.attn_o.weight",
+            "v.blk.3.mlp.fc1",
+            "v.blk.3.self_attn.q_proj.weight",
+            "mm.input_projection",
         ] {
             assert_eq!(parse(name), None, "{name}");
         }

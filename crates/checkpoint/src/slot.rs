@@ -97,7 +97,30 @@ pub enum Role {
     PostPerLayerNorm,
     /// Factor of the residual stream after a layer.
     LayerScale,
-    /// Any tensor of the image encoder or projector, which are listed but not run.
+    /// Patch embedding of the image encoder: a matrix whose columns are in the order channel, row, column.
+    PatchEmbed,
+    /// Bias of the patch embedding.
+    PatchEmbedBias,
+    /// Learned position embeddings of the image encoder, one row per patch.
+    PositionEmbed,
+    /// Bias of the norm before attention, in an image encoder.
+    AttentionNormBias,
+    /// Bias of attention's output projection.
+    OutputBias,
+    /// Bias of the norm before the feed-forward block.
+    FeedForwardNormBias,
+    /// Bias of the up projection.
+    UpBias,
+    /// Bias of the down projection.
+    DownBias,
+    /// Bias of the norm after the last layer.
+    FinalNormBias,
+    /// RMSNorm of soft tokens, before their projection.
+    SoftTokenNorm,
+    /// Projection of soft tokens to the hidden size of the language model: `[hidden, text hidden]`, the transpose of
+    /// other projections.
+    Projection,
+    /// Any tensor of an image encoder or projector that is listed but not run.
     Image,
 }
 
@@ -105,6 +128,15 @@ impl Slot {
     /// A tensor of the text tower.
     pub fn text(layer: Option<u32>, role: Role) -> Self {
         Slot { tower: Tower::Text, layer, expert: None, role }
+    }
+
+    /// A tensor of the image encoder or of its projector, which have no role in common.
+    pub fn vision(layer: Option<u32>, role: Role) -> Self {
+        let tower = match role {
+            Role::SoftTokenNorm | Role::Projection => Tower::Projector,
+            _ => Tower::Vision,
+        };
+        Slot { tower, layer, expert: None, role }
     }
 
     /// A tensor of an expert.

@@ -1,9 +1,11 @@
 //! The contents of a model's files: the tensors, their encodings and the locations of their bytes.
 
-use std::path::PathBuf;
+use std::{fs::File, os::unix::fs::FileExt, path::PathBuf};
 
 use serde::Serialize;
-use tensor::Encoding;
+use tensor::{Encoding, quant};
+
+use crate::error::{Error, Result};
 
 /// The files of a model and the tensors in their headers.
 #[derive(Clone, Debug)]
@@ -14,6 +16,42 @@ pub struct Source {
     pub files: Vec<PathBuf>,
     /// All tensors, in file order.
     pub tensors: Vec<Tensor>,
+}
+
+impl Source {
+    /// Reads and decodes all values of a tensor. Meant for small tensors.
+    pub fn read_vector(&self, tensor: &Tensor) -> Result<Vec<f32>> {
+        let path = &self.files[tensor.data.file];
+        let bytes = self.read_span(tensor, tensor.data)?;
+        let mut values = vec![0.0; tensor.values().unwrap_or(0) as usize];
+        match tensor.scales {
+            None => quant::dequantize(tensor.encoding, &bytes, &mut values),
+            Some(span) => {
+                let scales = self.read_span(tensor, span)?;
+                let scales: Vec<f32> =
+                    scales.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+                quant::dequantize_layerwise(tensor.encoding, &bytes, &scales, &mut values)
+            }
+        }
+        .map_err(|error| Error::tensor(path, &tensor.name, error.to_string()))?;
+        match values.iter().position(|value| !value.is_finite()) {
+            Some(at) => Err(Error::tensor(path, &tensor.name, format!("value {at} is not finite"))),
+            None => Ok(values),
+        }
+    }
+
+    fn read_span(&self, tensor: &Tensor, span: Span) -> Result<Vec<u8>> {
+        let path = &self.files[span.file];
+        let file = File::open(path).map_err(|error| Error::io(path, error))?;
+        let mut bytes = vec![0; span.len as usize];
+        file.read_exact_at(&mut bytes, span.offset).map_err(|source| Error::Read {
+            path: path.clone(),
+            tensor: tensor.name.clone(),
+            offset: span.offset,
+            source,
+        })?;
+        Ok(bytes)
+    }
 }
 
 /// A format of model files.

@@ -37,7 +37,7 @@ pub enum MetaValue<'a> {
 
 impl<'a> MetaValue<'a> {
     /// An object counts as an array of its members.
-    pub(super) fn from_json(value: &'a Value) -> Self {
+    pub(crate) fn from_json(value: &'a Value) -> Self {
         match value {
             Value::Null => MetaValue::Null,
             Value::Bool(value) => MetaValue::Bool(*value),
@@ -207,7 +207,7 @@ impl<'a> Keys<'a> {
 }
 
 /// The object at `key`; `None` if absent or null.
-pub(super) fn object<'a>(
+pub(crate) fn object<'a>(
     path: &Path,
     parent: &'a Map<String, Value>,
     key: &str,

@@ -61,15 +61,15 @@ impl SplitInfo {
 }
 
 /// The components of a part's file name.
-struct PartName<'a> {
-    base: &'a str,
+pub(super) struct PartName<'a> {
+    pub base: &'a str,
     /// From 1.
     number: u32,
     count: u32,
 }
 
 impl PartName<'_> {
-    fn parse(path: &Path) -> Option<PartName<'_>> {
+    pub fn parse(path: &Path) -> Option<PartName<'_>> {
         let number = |digits: &str| {
             let plain = digits.len() == DIGITS && digits.bytes().all(|digit| digit.is_ascii_digit());
             plain.then(|| digits.parse().ok()).flatten()

@@ -7,3 +7,4 @@ mod configs;
 mod folders;
 mod gguf_hostile;
 mod safetensors_hostile;
+mod vision;
