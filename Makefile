@@ -17,7 +17,7 @@ endif
 ifeq ($(CI),true)
 # Incremental compilation only pays off from the second build on.
 export CARGO_INCREMENTAL = 0
-# A change must not fail for a case that others generate by chance: `make soak` looks for those.
+# The same random cases in every run, so that a change does not fail for what it has not touched: `make soak` tries new ones.
 export PROPTEST_RNG_SEED = 8006
 endif
 

@@ -71,7 +71,7 @@ fn png(width: u32, height: u32) -> Vec<u8> {
     [&b"\x89PNG\r\n\x1a\n"[..], &chunks.concat()].concat()
 }
 
-/// A PNG of 2 × 2 pixels with a palette of so many bytes.
+/// A PNG of 2 × 2 pixels whose palette has `length` bytes.
 fn palette_png(length: usize) -> Vec<u8> {
     let header = [0, 0, 0, 2, 0, 0, 0, 2, 8, 3, 0, 0, 0];
     // A stored block of six bytes: two rows of a filter byte and two indices, and the checksum.

@@ -72,7 +72,7 @@ impl Trial {
         let mut random = Random::new((rows * 31 + k * 7 + self.columns) as u64);
         let mut arena = arena(device);
         let mut w = Matrix::allocate(&mut arena, "weights", self.weights, caps)?;
-        // Most of a case's time, and nobody reads them.
+        // Nothing reads the weights while pipelines are compiled, and making them takes most of the time.
         let weights = match device.is_compiling_only() {
             true => reference::Weights { k, values: vec![], magnitudes: vec![] },
             false => fill(&mut w, &mut random)?,
