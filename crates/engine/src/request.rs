@@ -2,7 +2,7 @@
 
 use std::{num::NonZeroU32, sync::Arc, time::Instant};
 
-use model::Sampling;
+use model::{Image, Sampling, image_blocks, is_image_token};
 use text::TokenConstraint;
 use tracing::Span;
 
@@ -11,8 +11,10 @@ use crate::{Capacity, SubmitError};
 /// A generation request: a prompt, how to sample after it, and when to stop.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// Prompt tokens; at least one.
+    /// Prompt tokens; at least one. Blocks of image tokens stand for the images.
     pub prompt: Vec<u32>,
+    /// The images of the prompt, in the order of their blocks.
+    pub images: Vec<Image>,
     /// Maximum number of completion tokens; 0 only with `prompt_logprobs`.
     pub max_tokens: u32,
     /// Report the log probability of every prompt token but the first, with this many of the most probable tokens at
@@ -40,6 +42,7 @@ impl Request {
     pub fn new(prompt: Vec<u32>, max_tokens: NonZeroU32) -> Self {
         Self {
             prompt,
+            images: vec![],
             max_tokens: max_tokens.get(),
             prompt_logprobs: None,
             sampling: Sampling::default(),
@@ -57,7 +60,9 @@ impl Request {
         if self.prompt.is_empty() {
             return Err(SubmitError::Invalid("the prompt is empty: give at least one token".into()));
         }
-        if let Some(token) = self.prompt.iter().find(|token| **token >= vocab_size) {
+        self.check_images()?;
+        let mut text = self.prompt.iter().filter(|token| !is_image_token(**token));
+        if let Some(token) = text.find(|token| **token >= vocab_size) {
             let text = format!("token {token} is not in the model's vocabulary of {vocab_size}");
             return Err(SubmitError::Invalid(text));
         }
@@ -70,5 +75,24 @@ impl Request {
         let prompt = Sampling { top: self.prompt_logprobs.unwrap_or(0), ..Sampling::default() };
         prompt.check(vocab_size).map_err(|error| SubmitError::Invalid(error.to_string()))?;
         self.sampling.check(vocab_size).map_err(|error| SubmitError::Invalid(error.to_string()))
+    }
+
+    /// Checks that the images are those of the prompt's image tokens.
+    fn check_images(&self) -> Result<(), SubmitError> {
+        let invalid = |text: &str| Err(SubmitError::Invalid(text.into()));
+        let mut images = self.images.iter();
+        for block in image_blocks(&self.prompt) {
+            let is_known = |image: &Image| self.prompt[block].iter().copied().eq(image.tokens());
+            if !images.next().is_some_and(is_known) {
+                return invalid("the prompt has image tokens that are not those of its images");
+            }
+        }
+        if images.next().is_some() {
+            return invalid("the prompt has fewer blocks of image tokens than images");
+        }
+        if !self.images.is_empty() && self.prompt_logprobs.is_some() {
+            return invalid("log probabilities of a prompt are not available for prompts with images");
+        }
+        Ok(())
     }
 }

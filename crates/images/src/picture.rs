@@ -83,6 +83,17 @@ pub struct Region {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ContentHash(pub [u8; 32]);
 
+impl ContentHash {
+    /// Hash of a part of the picture.
+    pub fn of_region(&self, region: Region) -> Self {
+        let Region { x, y, width, height } = region;
+        let mut hasher = Sha256::new();
+        hasher.update(self.0);
+        [x, y, width, height].iter().for_each(|number| hasher.update(number.to_le_bytes()));
+        Self(hasher.finalize().into())
+    }
+}
+
 impl fmt::Display for ContentHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
@@ -115,5 +126,8 @@ mod tests {
         assert_ne!(hash(2, 3, 7), hash(3, 2, 7));
         assert_ne!(hash(2, 3, 7), hash(2, 3, 8));
         assert_eq!(hash(2, 3, 7).to_string().len(), 64);
+        let part = |x| hash(2, 3, 7).of_region(Region { x, y: 0, width: 1, height: 1 });
+        assert_eq!(part(1), part(1));
+        assert_ne!(part(0), part(1));
     }
 }

@@ -1,4 +1,4 @@
-//! The tokenizer and the chat template of a checkpoint.
+//! The tokenizer and the chat template of a checkpoint, and how it takes images.
 
 use checkpoint::{
     Architecture, Checkpoint,
@@ -6,7 +6,7 @@ use checkpoint::{
 };
 use text::{ChatTemplate, Tokenizer, VocabularyKind};
 
-use crate::{Error, Result};
+use crate::{Error, ImageProcessor, Result};
 
 /// A model's tokenizer and chat template.
 pub struct Language {
@@ -18,6 +18,8 @@ pub struct Language {
     pub own_template: bool,
     /// Stop tokens.
     pub stop_token_ids: Vec<u32>,
+    /// How pictures become images of a prompt; or why the model takes none, as a clause: "the model has no image encoder".
+    pub images: Result<ImageProcessor, String>,
 }
 
 impl Language {
@@ -60,7 +62,13 @@ impl Language {
         let mut stop_token_ids = [tokenizer.stop_token_ids(), &checkpoint.config.eos].concat();
         stop_token_ids.sort_unstable();
         stop_token_ids.dedup();
-        Ok(Self { tokenizer, template, own_template, stop_token_ids })
+        // A file that cannot be used must not keep the language model from being used.
+        let images = match checkpoint.vision() {
+            Ok(Some(vision)) => Ok(ImageProcessor::new(&vision.config)),
+            Ok(None) => Err("the model has no image encoder".to_owned()),
+            Err(error) => Err(error.to_string()),
+        };
+        Ok(Self { tokenizer, template, own_template, stop_token_ids, images })
     }
 }
 

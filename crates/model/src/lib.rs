@@ -13,7 +13,8 @@
 //! | `pacer` | how much work goes into one submission; pure |
 //! | `sampler` | the sampler's parameters, masks and token counts on the GPU |
 //! | [`pages`] | KV page allocation and the prefix cache, without a GPU |
-//! | [`language`] | tokenizer and chat template of a checkpoint |
+//! | `image` | images of a prompt, and their tokens |
+//! | [`language`] | tokenizer and chat template of a checkpoint, and how it takes images |
 //! | [`measure`], [`estimate`] | benchmarks: random weights, profiles of a step, estimated throughput of GPUs that cannot be measured |
 //!
 //! docs/forward.md describes the data flow.
@@ -48,6 +49,7 @@ mod decoder;
 mod error;
 pub mod estimate;
 mod frequencies;
+mod image;
 mod kv_cache;
 pub mod language;
 mod limits;
@@ -66,6 +68,7 @@ mod tune;
 
 pub use batch::{DecodeRow, MixedOutput, PrefillChunk, Sampled};
 pub use error::{Error, Result};
+pub use image::{IMAGE_TOKEN, Image, ImageProcessor, before_cut_image, image_blocks, is_image_token};
 pub use kernels::{Activations, matmul::tuning::TuningReport};
 pub use kv_cache::KvCache;
 pub use limits::{DEFAULT_PAGE_SIZE, Limits};

@@ -1,0 +1,161 @@
+//! Images of a prompt.
+//!
+//! An image is a block of tokens in the prompt, one per soft token of the image encoder. Their ids are not in the
+//! vocabulary: they have the bit [`IMAGE_TOKEN`] and else come from the hash of the image, so that the prefix cache knows
+//! images by their content. Between two images there is always text, such as the token that ends an image: a block is a
+//! maximal run of image tokens.
+
+use std::{fmt, ops::Range, sync::Arc};
+
+use checkpoint::VisionConfig;
+use images::{ContentHash, Gemma3, Normalization, PanAndScan, Patches, Picture};
+
+/// The bit that image tokens have, and no token of a vocabulary.
+pub const IMAGE_TOKEN: u32 = 1 << 31;
+
+/// Whether a token of a prompt belongs to an image.
+pub fn is_image_token(token: u32) -> bool {
+    token & IMAGE_TOKEN != 0
+}
+
+/// The blocks of image tokens among these tokens, in order.
+pub fn image_blocks(tokens: &[u32]) -> impl Iterator<Item = Range<usize>> {
+    let mut end = 0;
+    let runs = tokens.chunk_by(|one, next| is_image_token(*one) == is_image_token(*next));
+    runs.filter_map(move |run| {
+        let start = end;
+        end += run.len();
+        is_image_token(run[0]).then_some(start..end)
+    })
+}
+
+/// `len`, or the number of tokens before the image that the first `len` tokens would cut in two.
+pub fn before_cut_image(tokens: &[u32], len: usize) -> usize {
+    let len = len.min(tokens.len());
+    let is_inside =
+        len > 0 && len < tokens.len() && is_image_token(tokens[len - 1]) && is_image_token(tokens[len]);
+    match is_inside {
+        true => tokens[..len].iter().rposition(|token| !is_image_token(*token)).map_or(0, |last| last + 1),
+        false => len,
+    }
+}
+
+/// An image as the encoder of a model takes it: a picture, or a part of one, resized and cut into patches.
+#[derive(Clone)]
+pub struct Image {
+    patches: Arc<Patches>,
+    id: ContentHash,
+    soft_tokens: u32,
+}
+
+impl Image {
+    /// An image of `soft_tokens` soft tokens. `id` must differ between images whose patches differ.
+    pub fn new(patches: Arc<Patches>, id: ContentHash, soft_tokens: u32) -> Self {
+        Self { patches, id, soft_tokens }
+    }
+
+    /// Its patches.
+    pub fn patches(&self) -> &Patches {
+        &self.patches
+    }
+
+    /// Identifies its content.
+    pub fn id(&self) -> ContentHash {
+        self.id
+    }
+
+    /// Number of its tokens in a prompt.
+    pub fn soft_tokens(&self) -> u32 {
+        self.soft_tokens
+    }
+
+    /// Its tokens in a prompt.
+    pub fn tokens(&self) -> impl Iterator<Item = u32> + use<> {
+        let (words, _) = self.id.0.as_chunks::<4>();
+        let words: Vec<u32> = words.iter().map(|bytes| IMAGE_TOKEN | u32::from_le_bytes(*bytes)).collect();
+        words.into_iter().cycle().take(self.soft_tokens as usize)
+    }
+}
+
+impl fmt::Debug for Image {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Image({}, {} soft tokens)", self.id, self.soft_tokens)
+    }
+}
+
+/// How a model takes pictures, as its checkpoint says.
+#[derive(Clone, Debug)]
+pub struct ImageProcessor {
+    processor: Gemma3,
+    soft_tokens: u32,
+}
+
+impl ImageProcessor {
+    /// The processor for an image encoder.
+    pub fn new(config: &VisionConfig) -> Self {
+        let normalization = Normalization { mean: config.image_mean, std: config.image_std };
+        let processor = Gemma3 { normalization, ..Gemma3::new(config.image_size, config.patch_size) };
+        Self { processor, soft_tokens: config.soft_tokens() }
+    }
+
+    /// With additional crops of wide and high pictures, so that details are not lost: each takes as many tokens as the
+    /// whole picture.
+    pub fn with_pan_and_scan(mut self) -> Self {
+        self.processor.pan_and_scan = Some(PanAndScan::default());
+        self
+    }
+
+    /// Tokens of one image.
+    pub fn soft_tokens(&self) -> u32 {
+        self.soft_tokens
+    }
+
+    /// Number of images that a picture of this size becomes: itself and its crops.
+    pub fn image_count(&self, width: u32, height: u32) -> usize {
+        self.processor.regions(width, height).len()
+    }
+
+    /// The images of a picture: itself, then its crops. Takes tens of milliseconds.
+    pub fn process(&self, picture: &Picture) -> Vec<Image> {
+        let hash = picture.content_hash();
+        let regions = self.processor.regions(picture.width(), picture.height());
+        let image = |region| {
+            let patches = self.processor.patches(picture, region);
+            Image::new(Arc::new(patches), hash.of_region(region), self.soft_tokens)
+        };
+        regions.into_iter().map(image).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const I: u32 = IMAGE_TOKEN | 7;
+
+    #[test]
+    fn blocks_are_runs_of_image_tokens() {
+        let blocks = |tokens: &[u32]| image_blocks(tokens).collect::<Vec<_>>();
+        assert_eq!(blocks(&[]), []);
+        assert_eq!(blocks(&[1, 2, 3]), []);
+        assert_eq!(blocks(&[I, I, 1, I, 2]), [0..2, 3..4]);
+        assert_eq!(blocks(&[1, I, I, I]), [1..4]);
+    }
+
+    #[test]
+    fn cuts_move_before_the_image() {
+        let tokens = [1, I, I, I, 2, I, I];
+        let cuts: Vec<usize> = (0..=8).map(|len| before_cut_image(&tokens, len)).collect();
+        assert_eq!(cuts, [0, 1, 1, 1, 4, 5, 5, 7, 7]);
+    }
+
+    #[test]
+    fn tokens_depend_on_the_content() {
+        let picture = |value| Picture::new(28, 28, vec![value; 28 * 28 * 3]).expect("a square");
+        let processor = ImageProcessor { processor: Gemma3::new(28, 14), soft_tokens: 9 };
+        let tokens = |value| processor.process(&picture(value))[0].tokens().collect::<Vec<_>>();
+        assert_eq!(tokens(1).len(), 9);
+        assert_eq!(tokens(1), tokens(1));
+        assert!(tokens(1).iter().zip(tokens(2)).all(|(one, other)| is_image_token(*one) && *one != other));
+    }
+}
