@@ -5,7 +5,9 @@
 //! one, so that one kernel computes all of them. Where a file stores them in different schemes they remain
 //! separate matrices. The experts of a layer follow each other in one matrix.
 
-use checkpoint::{Attention, AttentionSpan, Checkpoint, Config, Experts, Mixer, Role, Slot, Tensor, Values};
+use checkpoint::{
+    Attention, AttentionSpan, Checkpoint, Config, Experts, Mixer, Role, Slot, Source, Tensor, Values,
+};
 use kernels::transcode::StripMap;
 use tensor::{Encoding, KvScheme, Layout, STRIP, Scheme};
 
@@ -258,15 +260,13 @@ impl MatrixSpec<'_> {
 
 /// How the strips of several tensors are ordered in one matrix.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum StripOrder {
+pub(crate) enum StripOrder {
     /// All strips of the first tensor, then those of the second, …
     Sequential,
     /// One strip of each tensor in turn.
     Alternating,
 }
 
-/// Adds one matrix for all tensors if they share a scheme and K and consist of whole strips; else one matrix
-/// per tensor.
 fn add<'a>(
     matrices: &mut Vec<MatrixSpec<'a>>,
     checkpoint: &Checkpoint,
@@ -274,15 +274,34 @@ fn add<'a>(
     order: StripOrder,
     tensors: &[&'a Tensor],
 ) -> Result<()> {
+    let joined = join(&checkpoint.source, order, tensors)?.into_iter();
+    matrices
+        .extend(joined.map(|Joined { layout, tensors }| MatrixSpec { id, layout, tensors, experts: None }));
+    Ok(())
+}
+
+/// A matrix made of whole tensors, and the strips that each one fills.
+pub(crate) struct Joined<'a> {
+    pub layout: Layout,
+    pub tensors: Vec<(&'a Tensor, StripMap)>,
+}
+
+/// One matrix for all tensors if they share a scheme and K and consist of whole strips; else one matrix per tensor.
+pub(crate) fn join<'a>(
+    source: &Source,
+    order: StripOrder,
+    tensors: &[&'a Tensor],
+) -> Result<Vec<Joined<'a>>> {
     let strips: Vec<usize> = tensors.iter().map(|tensor| tensor.shape[0] as usize / STRIP).collect();
     if tensors.len() > 1 && !can_join(tensors, order) {
-        return tensors.iter().try_for_each(|tensor| add(matrices, checkpoint, id, order, &[tensor]));
+        let each = tensors.iter().map(|tensor| join(source, order, &[tensor]));
+        return Ok(each.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect());
     }
     let first = tensors[0];
     let rows: u64 = tensors.iter().map(|tensor| tensor.shape[0]).sum();
     let layout = Layout::new(first.encoding.scheme(), rows as usize, first.shape[1] as usize);
     let layout = layout.ok_or_else(|| {
-        let path = &checkpoint.source.files[first.data.file];
+        let path = &source.files[first.data.file];
         let reason =
             format!("shape {:?}: rows must divide into quantisation groups of 32 values", first.shape);
         Error::tensor(path, &first.name, reason)
@@ -297,8 +316,7 @@ fn add<'a>(
         placed.push((*tensor, StripMap { first_strip, step }));
         first_strip += taken;
     }
-    matrices.push(MatrixSpec { id, layout, tensors: placed, experts: None });
-    Ok(())
+    Ok(vec![Joined { layout, tensors: placed }])
 }
 
 /// Whether a tensor is uploaded as f32 instead of becoming a matrix: norms, biases, and routers, which would select other

@@ -7,7 +7,7 @@
 //! 3. [`load`] allocates the matrices and fills them through [`stream`], which transcodes files chunk by
 //!    chunk within a fixed amount of host memory.
 //!
-//! [`quantize`] converts a checkpoint to a native file in int8 or int4, in the layout of the GPU.
+//! [`vision`] does the same for image encoders. [`quantize`] converts a checkpoint to a native file in int8 or int4, in the layout of the GPU.
 //!
 //! ```no_run
 //! use std::path::Path;
@@ -37,5 +37,6 @@ pub mod load;
 pub mod plan;
 pub mod quantize;
 pub mod stream;
+pub mod vision;
 
 pub use error::{Error, Result};
