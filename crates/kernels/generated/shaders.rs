@@ -567,6 +567,74 @@ pub mod attention_paged {
     pub static TIERS: &[(u32, &gpu::Shader)] = &[(0, &T0), (1, &T1)];
 }
 
+/// Generated from `src/bias_gelu/bias_gelu.comp`.
+pub mod bias_gelu {
+    /// Push constants of `bias_gelu.comp`.
+    #[derive(Clone, Debug)]
+    pub struct Push {
+        /// Read by the shader.
+        pub x: gpu::Address,
+        /// Read by the shader.
+        pub bias: gpu::Address,
+        /// Written by the shader.
+        pub y: gpu::Address,
+        /// Read by the shader.
+        pub active_rows: gpu::Address,
+        /// `uint` in the shader.
+        pub n: u32,
+        /// `uint` in the shader.
+        pub y_stride: u32,
+    }
+
+    impl gpu::PushConstants for Push {
+        const SIZE: u32 = 40;
+
+        fn encode(&self, writer: &mut gpu::PushWriter) {
+            writer.buffer(0, &self.x, gpu::Access::Read);
+            writer.buffer(8, &self.bias, gpu::Access::Read);
+            writer.buffer(16, &self.y, gpu::Access::Write);
+            writer.buffer(24, &self.active_rows, gpu::Access::Read);
+            writer.word(32, self.n);
+            writer.word(36, self.y_stride);
+        }
+    }
+
+    /// Specialisation constants of `bias_gelu.comp`.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub struct Constants {
+        /// `THREADS`: `uint`, constant 0.
+        pub threads: u32,
+        /// `VEC4S_PER_THREAD`: `uint`, constant 1.
+        pub vec4s_per_thread: u32,
+        /// `OUTPUT`: `uint`, constant 2.
+        pub output: u32,
+    }
+
+    impl Default for Constants {
+        fn default() -> Self {
+            Self { threads: 64, vec4s_per_thread: 1, output: 0 }
+        }
+    }
+
+    impl gpu::SpecConstants for Constants {
+        fn values(&self) -> Vec<u32> {
+            vec![self.threads, self.vec4s_per_thread, self.output]
+        }
+    }
+
+    /// `bias_gelu.comp` at tier T0.
+    pub static T0: gpu::Shader = gpu::Shader {
+        name: "bias_gelu.t0",
+        spirv: include_bytes!("bias_gelu.t0.spv"),
+        push_size: 40,
+        constant_ids: &[0, 1, 2],
+        local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
+    };
+
+    /// All tiers of `bias_gelu.comp`, lowest first.
+    pub static TIERS: &[(u32, &gpu::Shader)] = &[(0, &T0)];
+}
+
 /// Generated from `src/experts/combine/combine.comp`.
 pub mod combine {
     /// Push constants of `combine.comp`.
@@ -1713,6 +1781,97 @@ pub mod group {
     pub static TIERS: &[(u32, &gpu::Shader)] = &[(0, &T0)];
 }
 
+/// Generated from `src/layer_norm/layer_norm.comp`.
+pub mod layer_norm {
+    /// Push constants of `layer_norm.comp`.
+    #[derive(Clone, Debug)]
+    pub struct Push {
+        /// Read by the shader.
+        pub x: gpu::Address,
+        /// Read by the shader.
+        pub x_bias: gpu::Address,
+        /// Read and written by the shader.
+        pub residual: gpu::Address,
+        /// Read by the shader.
+        pub weight: gpu::Address,
+        /// Read by the shader.
+        pub bias: gpu::Address,
+        /// Written by the shader.
+        pub y: gpu::Address,
+        /// Read by the shader.
+        pub active_rows: gpu::Address,
+        /// `uint` in the shader.
+        pub n: u32,
+        /// `uint` in the shader.
+        pub y_stride: u32,
+        /// `float` in the shader.
+        pub epsilon: f32,
+    }
+
+    impl gpu::PushConstants for Push {
+        const SIZE: u32 = 68;
+
+        fn encode(&self, writer: &mut gpu::PushWriter) {
+            writer.buffer(0, &self.x, gpu::Access::Read);
+            writer.buffer(8, &self.x_bias, gpu::Access::Read);
+            writer.buffer(16, &self.residual, gpu::Access::ReadWrite);
+            writer.buffer(24, &self.weight, gpu::Access::Read);
+            writer.buffer(32, &self.bias, gpu::Access::Read);
+            writer.buffer(40, &self.y, gpu::Access::Write);
+            writer.buffer(48, &self.active_rows, gpu::Access::Read);
+            writer.word(56, self.n);
+            writer.word(60, self.y_stride);
+            writer.word(64, self.epsilon.to_bits());
+        }
+    }
+
+    /// Specialisation constants of `layer_norm.comp`.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub struct Constants {
+        /// `THREADS`: `uint`, constant 0.
+        pub threads: u32,
+        /// `VEC4S_PER_THREAD`: `uint`, constant 1.
+        pub vec4s_per_thread: u32,
+        /// `ADD`: `bool`, constant 2.
+        pub add: bool,
+        /// `OUTPUT`: `uint`, constant 3.
+        pub output: u32,
+    }
+
+    impl Default for Constants {
+        fn default() -> Self {
+            Self { threads: 64, vec4s_per_thread: 1, add: false, output: 0 }
+        }
+    }
+
+    impl gpu::SpecConstants for Constants {
+        fn values(&self) -> Vec<u32> {
+            vec![self.threads, self.vec4s_per_thread, u32::from(self.add), self.output]
+        }
+    }
+
+    /// `layer_norm.comp` at tier T0.
+    pub static T0: gpu::Shader = gpu::Shader {
+        name: "layer_norm.t0",
+        spirv: include_bytes!("layer_norm.t0.spv"),
+        push_size: 68,
+        constant_ids: &[0, 1, 2, 3],
+        local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
+    };
+
+    /// `layer_norm.comp` at tier T1.
+    pub static T1: gpu::Shader = gpu::Shader {
+        name: "layer_norm.t1",
+        spirv: include_bytes!("layer_norm.t1.spv"),
+        push_size: 68,
+        constant_ids: &[0, 1, 2, 3],
+        local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
+    };
+
+    /// All tiers of `layer_norm.comp`, lowest first.
+    pub static TIERS: &[(u32, &gpu::Shader)] = &[(0, &T0), (1, &T1)];
+}
+
 /// Generated from `src/norm/norm.comp`.
 pub mod norm {
     /// Push constants of `norm.comp`.
@@ -2142,6 +2301,98 @@ pub mod per_layer_inputs {
     };
 
     /// All tiers of `per_layer_inputs.comp`, lowest first.
+    pub static TIERS: &[(u32, &gpu::Shader)] = &[(0, &T0), (1, &T1)];
+}
+
+/// Generated from `src/pool/pool.comp`.
+pub mod pool {
+    /// Push constants of `pool.comp`.
+    #[derive(Clone, Debug)]
+    pub struct Push {
+        /// Read by the shader.
+        pub x: gpu::Address,
+        /// Read by the shader.
+        pub weight: gpu::Address,
+        /// Written by the shader.
+        pub y: gpu::Address,
+        /// Read by the shader.
+        pub active_rows: gpu::Address,
+        /// `uint` in the shader.
+        pub n: u32,
+        /// `uint` in the shader.
+        pub x_stride: u32,
+        /// `uint` in the shader.
+        pub y_stride: u32,
+        /// `uint` in the shader.
+        pub columns: u32,
+        /// `uint` in the shader.
+        pub rows: u32,
+        /// `uint` in the shader.
+        pub side: u32,
+        /// `float` in the shader.
+        pub epsilon: f32,
+    }
+
+    impl gpu::PushConstants for Push {
+        const SIZE: u32 = 60;
+
+        fn encode(&self, writer: &mut gpu::PushWriter) {
+            writer.buffer(0, &self.x, gpu::Access::Read);
+            writer.buffer(8, &self.weight, gpu::Access::Read);
+            writer.buffer(16, &self.y, gpu::Access::Write);
+            writer.buffer(24, &self.active_rows, gpu::Access::Read);
+            writer.word(32, self.n);
+            writer.word(36, self.x_stride);
+            writer.word(40, self.y_stride);
+            writer.word(44, self.columns);
+            writer.word(48, self.rows);
+            writer.word(52, self.side);
+            writer.word(56, self.epsilon.to_bits());
+        }
+    }
+
+    /// Specialisation constants of `pool.comp`.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub struct Constants {
+        /// `THREADS`: `uint`, constant 0.
+        pub threads: u32,
+        /// `VEC4S_PER_THREAD`: `uint`, constant 1.
+        pub vec4s_per_thread: u32,
+        /// `OUTPUT`: `uint`, constant 2.
+        pub output: u32,
+    }
+
+    impl Default for Constants {
+        fn default() -> Self {
+            Self { threads: 64, vec4s_per_thread: 1, output: 0 }
+        }
+    }
+
+    impl gpu::SpecConstants for Constants {
+        fn values(&self) -> Vec<u32> {
+            vec![self.threads, self.vec4s_per_thread, self.output]
+        }
+    }
+
+    /// `pool.comp` at tier T0.
+    pub static T0: gpu::Shader = gpu::Shader {
+        name: "pool.t0",
+        spirv: include_bytes!("pool.t0.spv"),
+        push_size: 60,
+        constant_ids: &[0, 1, 2],
+        local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
+    };
+
+    /// `pool.comp` at tier T1.
+    pub static T1: gpu::Shader = gpu::Shader {
+        name: "pool.t1",
+        spirv: include_bytes!("pool.t1.spv"),
+        push_size: 60,
+        constant_ids: &[0, 1, 2],
+        local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
+    };
+
+    /// All tiers of `pool.comp`, lowest first.
     pub static TIERS: &[(u32, &gpu::Shader)] = &[(0, &T0), (1, &T1)];
 }
 
@@ -3449,6 +3700,70 @@ pub mod score {
 
     /// All tiers of `score.comp`, lowest first.
     pub static TIERS: &[(u32, &gpu::Shader)] = &[(0, &T0), (1, &T1)];
+}
+
+/// Generated from `src/soft_tokens/soft_tokens.comp`.
+pub mod soft_tokens {
+    /// Push constants of `soft_tokens.comp`.
+    #[derive(Clone, Debug)]
+    pub struct Push {
+        /// Read by the shader.
+        pub active_rows: gpu::Address,
+        /// Read by the shader.
+        pub tokens: gpu::Address,
+        /// Read by the shader.
+        pub soft: gpu::Address,
+        /// Written by the shader.
+        pub residual: gpu::Address,
+        /// `uint` in the shader.
+        pub hidden: u32,
+        /// `uint` in the shader.
+        pub soft_rows: u32,
+    }
+
+    impl gpu::PushConstants for Push {
+        const SIZE: u32 = 40;
+
+        fn encode(&self, writer: &mut gpu::PushWriter) {
+            writer.buffer(0, &self.active_rows, gpu::Access::Read);
+            writer.buffer(8, &self.tokens, gpu::Access::Read);
+            writer.buffer(16, &self.soft, gpu::Access::Read);
+            writer.buffer(24, &self.residual, gpu::Access::Write);
+            writer.word(32, self.hidden);
+            writer.word(36, self.soft_rows);
+        }
+    }
+
+    /// Specialisation constants of `soft_tokens.comp`.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub struct Constants {
+        /// `THREADS`: `uint`, constant 0.
+        pub threads: u32,
+    }
+
+    impl Default for Constants {
+        fn default() -> Self {
+            Self { threads: 64 }
+        }
+    }
+
+    impl gpu::SpecConstants for Constants {
+        fn values(&self) -> Vec<u32> {
+            vec![self.threads]
+        }
+    }
+
+    /// `soft_tokens.comp` at tier T0.
+    pub static T0: gpu::Shader = gpu::Shader {
+        name: "soft_tokens.t0",
+        spirv: include_bytes!("soft_tokens.t0.spv"),
+        push_size: 40,
+        constant_ids: &[0],
+        local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
+    };
+
+    /// All tiers of `soft_tokens.comp`, lowest first.
+    pub static TIERS: &[(u32, &gpu::Shader)] = &[(0, &T0)];
 }
 
 /// Generated from `src/softcap/softcap.comp`.

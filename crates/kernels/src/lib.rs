@@ -7,6 +7,7 @@
 //! | [`attention`] | RoPE with the KV cache write; decode, paged and flash attention |
 //! | [`matmul`] | GEMV, GEMM, products on cooperative matrices, gated activations, autotuning |
 //! | [`norm`], [`embed`] | RMSNorm with residual add; embedding lookup |
+//! | [`layer_norm`], [`bias_gelu`], [`pool`], [`soft_tokens`] | image encoder: LayerNorm, MLP activation, average pooling, soft tokens |
 //! | [`softcap`], [`sample`], [`score`] | soft cap of logits; logits to tokens; logits to negative log-likelihoods |
 //! | [`transcode`] | weights from a file's encoding to the tiled layout |
 //! | [`mod@bench`] | bandwidth and dispatch probes, random data |
@@ -60,17 +61,22 @@
 
 pub mod attention;
 pub mod bench;
+pub mod bias_gelu;
 mod case;
 pub mod embed;
 pub mod experts;
+pub mod layer_norm;
 pub mod matmul;
 mod matrix;
 pub mod norm;
 pub mod per_layer;
+pub mod pool;
+mod row;
 pub mod sample;
 pub mod score;
 pub mod selftest;
 pub mod shaders;
+pub mod soft_tokens;
 pub mod softcap;
 pub mod transcode;
 mod variant;
@@ -93,10 +99,12 @@ pub static ALL: &[&Kernel] = &[
     &attention::flash::KERNEL,
     &attention::paged::KERNEL,
     &attention::rope::KERNEL,
+    &bias_gelu::KERNEL,
     &embed::KERNEL,
     &experts::combine::KERNEL,
     &experts::group::KERNEL,
     &experts::router::KERNEL,
+    &layer_norm::KERNEL,
     &matmul::coopmat::KERNEL,
     &matmul::gated::KERNEL,
     &matmul::gemm::KERNEL,
@@ -105,8 +113,10 @@ pub static ALL: &[&Kernel] = &[
     &matmul::quantize_rows::KERNEL,
     &norm::KERNEL,
     &per_layer::KERNEL,
+    &pool::KERNEL,
     &sample::KERNEL,
     &score::KERNEL,
+    &soft_tokens::KERNEL,
     &softcap::KERNEL,
     &transcode::KERNEL,
     &bench::probe::KERNEL,

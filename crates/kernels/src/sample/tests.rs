@@ -8,7 +8,10 @@ use super::{
     cases::{FULL, Logits, PLAIN, Setup},
     policy, reference,
 };
-use crate::case::{Comparison, TIMEOUT, arena};
+use crate::{
+    case::{Comparison, TIMEOUT, arena},
+    soft_tokens::SOFT_TOKEN,
+};
 
 const DRAW: Params = Params {
     temperature: 1.0,
@@ -334,14 +337,16 @@ fn prompt_tokens_are_marked_in_counts() {
     let mut before = vec![0_u32; 3 * vocab];
     before[2 * vocab + 7] = 2;
     let mut counts = arena.buffer_from("counts", &before).unwrap();
-    let tokens = arena.buffer_from("tokens", &[7_u32, 7, 49, 1000, 5]).unwrap();
-    let slots = arena.buffer_from("slots", &[0_u32, 2, 1, 1, 0]).unwrap();
-    let active = arena.buffer_from("active", &[4_u32]).unwrap();
+    // One past the vocabulary, and soft tokens of an image: none of them is counted.
+    let soft = [SOFT_TOKEN, SOFT_TOKEN | 9, u32::MAX];
+    let tokens = arena.buffer_from("tokens", &[7, 7, 49, 50, soft[0], soft[1], soft[2], 5]).unwrap();
+    let slots = arena.buffer_from("slots", &[0_u32, 2, 1, 1, 0, 1, 2, 0]).unwrap();
+    let active = arena.buffer_from("active", &[7_u32]).unwrap();
     let kernel = CountTokens::new(&device, CountMode::Prompt, vocab).unwrap();
     let mut recorder = device.recorder().unwrap();
     let views = [&active, &tokens, &slots, &counts].map(|buffer| buffer.view());
-    kernel.record(&mut recorder, "count", 5, views.each_ref()).unwrap();
-    kernel.record(&mut recorder, "more rows than tokens", 6, views.each_ref()).unwrap_err();
+    kernel.record(&mut recorder, "count", 8, views.each_ref()).unwrap();
+    kernel.record(&mut recorder, "more rows than tokens", 9, views.each_ref()).unwrap_err();
     recorder.seal().unwrap().run(TIMEOUT).unwrap();
     // Tokens that were generated before need no mark.
     let mut want = before;

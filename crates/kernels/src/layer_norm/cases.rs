@@ -1,0 +1,99 @@
+//! Self-test cases: the kernel against its reference.
+
+use gpu::{Caps, Device, Result};
+
+use super::{
+    Fusion, LayerNorm, Operands,
+    policy::{self, Plan},
+    reference,
+};
+use crate::{
+    Activations,
+    case::{Case, Comparison, Random, TIMEOUT, arena},
+    row,
+    vectors::compare::{compare, poisoned},
+};
+
+/// SigLIP's epsilon.
+const EPSILON: f32 = 1e-6;
+
+pub(super) fn cases(caps: &Caps) -> Vec<Case> {
+    let mut list = Vec::new();
+    // One vec4; a test model's length; idle threads; the encoder's length.
+    let sizes = [(1, 4), (3, 64), (3, 140), (4, 1152)];
+    for tier in row::tiers(caps) {
+        for output in [Activations::F32, Activations::F16] {
+            for add in [false, true] {
+                let plans = sizes
+                    .iter()
+                    .filter_map(|(rows, n)| policy::at_tier(caps, *n, tier).map(|plan| (*rows, *n, plan)));
+                list.extend(plans.map(|(rows, n, plan)| case(plan, Fusion { add, output }, rows, n)));
+            }
+        }
+    }
+    list
+}
+
+fn case(plan: Plan, fusion: Fusion, rows: usize, n: usize) -> Case {
+    let name = format!("{rows} × {n}{}, to {}", if fusion.add { ", residual" } else { "" }, fusion.output);
+    Case::new(name, plan.tier, move |device| run(device, plan, fusion, rows, n))
+}
+
+fn run(device: &Device, plan: Plan, fusion: Fusion, rows: usize, n: usize) -> Result<Comparison> {
+    let mut random = Random::new((rows * 10007 + n) as u64);
+    let mut floats =
+        |count: usize, scale: f32| (0..count).map(|_| random.signed() * scale).collect::<Vec<f32>>();
+    // One row more than is active: it must stay unchanged.
+    let (x, mut before) = (floats((rows + 1) * n, 1.0), floats((rows + 1) * n, 3.0));
+    let (x_bias, mut weight, bias) = (floats(n, 1.0), floats(n, 2.0), floats(n, 2.0));
+    // A row with a mean far larger than its deviation, and one with a NaN, which must not affect the others.
+    if rows > 2 {
+        before[n..2 * n].iter_mut().for_each(|value| *value += 1000.0);
+        before[2 * n + 1] = f32::NAN;
+    }
+    // A value out of the range of f16.
+    if n > 128 {
+        weight[5] = 3e8;
+    }
+    let (before, weight) = (before, weight);
+    let (want, want_residual) = reference::layer_norm(&reference::Inputs {
+        x: fusion.add.then_some((&x, &x_bias)),
+        residual: &before[..rows * n],
+        weight: &weight,
+        bias: &bias,
+        epsilon: EPSILON,
+    });
+
+    let mut arena = arena(device);
+    let x = arena.buffer_from("x", &x)?;
+    let x_bias = arena.buffer_from("x bias", &x_bias)?;
+    let residual = arena.buffer_from("residual", &before)?;
+    let weight = arena.buffer_from("weight", &weight)?;
+    let bias = arena.buffer_from("bias", &bias)?;
+    let active = arena.buffer_from("active", &[rows as u32])?;
+    let y = poisoned(&mut arena, fusion.output, n, rows + 1)?;
+    let kernel = LayerNorm::with_plan(device, fusion, n, EPSILON, plan)?;
+    let mut recorder = device.recorder()?;
+    let operands = Operands {
+        x: fusion.add.then(|| x.view()),
+        x_bias: fusion.add.then(|| x_bias.view()),
+        residual: residual.view(),
+        weight: weight.view(),
+        bias: bias.view(),
+        active: active.view(),
+        y: &y,
+    };
+    kernel.record(&mut recorder, "layer norm", &operands)?;
+    recorder.seal()?.run(TIMEOUT)?;
+
+    let mut comparison = Comparison::default();
+    let residual: Vec<f32> = residual.read_vec()?;
+    comparison.equal(|| "the inactive residual row".into(), &&residual[rows * n..], &&before[rows * n..]);
+    for (i, want) in want_residual.iter().enumerate() {
+        let at = || format!("residual of row {}, {}", i / n, i % n);
+        let allowed = if fusion.add { want.allowed } else { 0.0 };
+        comparison.close_or_nan(at, f64::from(residual[i]), want.value, allowed);
+    }
+    compare(&mut comparison, &want, y)?;
+    Ok(comparison)
+}

@@ -1,0 +1,145 @@
+//! LayerNorm with bias, optionally after a residual add: the norm of image encoders (SigLIP). Output in f32 or f16.
+//!
+//! One workgroup per row, which stays in its registers.
+
+mod cases;
+pub mod policy;
+pub mod reference;
+#[cfg(test)]
+mod tests;
+
+use gpu::{Address, Device, Error, Pipeline, Recorder, Result, Subgroup, View};
+
+use crate::{
+    Activations, Kernel, Target, Vectors,
+    shaders::layer_norm::{Constants, Push, TIERS},
+    variant::Variant,
+};
+use policy::Plan;
+
+/// Registration for the self-test and the compile checks.
+pub static KERNEL: Kernel = Kernel {
+    name: "layer_norm",
+    about: "LayerNorm with residual add and bias",
+    variants: policy::variants,
+    cases: cases::cases,
+};
+
+/// The operations fused with the norm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fusion {
+    /// An input and its bias are added to the residual stream first, which is updated in place.
+    pub add: bool,
+    /// Storage format of the output: f32 or f16.
+    pub output: Activations,
+}
+
+/// The kernel for one row length.
+pub struct LayerNorm {
+    fusion: Fusion,
+    n: usize,
+    epsilon: f32,
+    pipeline: Pipeline,
+}
+
+/// The buffers of one call. Each row of `x`, `residual` and the output has the kernel's length.
+pub struct Operands<'a> {
+    /// Input rows, f32, if the fusion adds them.
+    pub x: Option<View>,
+    /// Bias of the input, f32, one row, if the fusion adds them.
+    pub x_bias: Option<View>,
+    /// Residual rows, f32, read, and written if the fusion adds to them.
+    pub residual: View,
+    /// Weight of the norm, f32, one row.
+    pub weight: View,
+    /// Bias of the norm, f32, one row.
+    pub bias: View,
+    /// One u32: the number of active rows, at most the columns of `y`. The others are left unchanged.
+    pub active: View,
+    /// Output rows, in the format of the fusion.
+    pub y: &'a Vectors,
+}
+
+impl LayerNorm {
+    /// Selects the variant for this device and compiles it. `n` must be a multiple of 4.
+    pub fn new(device: &Device, fusion: Fusion, n: usize, epsilon: f32) -> Result<Self> {
+        let wrong = |reason: String| Error::InvalidUse { what: "layer_norm".into(), reason };
+        let plan = policy::plan(device.caps(), n).ok_or_else(|| {
+            let max = crate::row::max_length(device.caps());
+            wrong(format!("rows of {n} values: the length must be a multiple of 4 from 4 to {max}"))
+        })?;
+        Self::with_plan(device, fusion, n, epsilon, plan)
+    }
+
+    /// The same with a given plan for rows of `n` values.
+    fn with_plan(device: &Device, fusion: Fusion, n: usize, epsilon: f32, plan: Plan) -> Result<Self> {
+        if !matches!(fusion.output, Activations::F32 | Activations::F16) {
+            let reason = format!("the output must be f32 or f16, not {}", fusion.output);
+            return Err(Error::InvalidUse { what: "layer_norm".into(), reason });
+        }
+        Ok(Self { fusion, n, epsilon, pipeline: variant(fusion, plan).pipeline(device)? })
+    }
+
+    /// Records the kernel for as many rows as `y` has columns.
+    pub fn record(&self, recorder: &mut Recorder, name: &str, operands: &Operands<'_>) -> Result<()> {
+        let Operands { x, x_bias, residual, weight, bias, active, y } = operands;
+        let wrong = |reason: String| Err(Error::InvalidUse { what: name.to_string(), reason });
+        if x.is_some() != self.fusion.add || x_bias.is_some() != self.fusion.add {
+            return wrong("x and x_bias must be given if and only if the fusion adds them".into());
+        }
+        if y.k != self.n {
+            return wrong(format!(
+                "the output has rows of {}, but the kernel was created for {}",
+                y.k, self.n
+            ));
+        }
+        let target = Target::vectors(y)?;
+        target.check(name, self.fusion.output, self.n, y.columns)?;
+        let rows = self.n * y.columns;
+        crate::row::check(
+            name,
+            &[
+                ("x", x.as_ref(), rows),
+                ("x_bias", x_bias.as_ref(), self.n),
+                ("residual", Some(residual), rows),
+                ("weight", Some(weight), self.n),
+                ("bias", Some(bias), self.n),
+            ],
+        )?;
+        if active.len() < 4 {
+            return wrong(format!("active has {} bytes, but needs 4", active.len()));
+        }
+        let optional = |view: &Option<View>| view.clone().map_or(Address::NONE, Address::from);
+        let push = Push {
+            x: optional(x),
+            x_bias: optional(x_bias),
+            residual: residual.clone().into(),
+            weight: weight.clone().into(),
+            bias: bias.clone().into(),
+            y: target.y.into(),
+            active_rows: active.clone().into(),
+            n: self.n as u32,
+            y_stride: target.stride as u32,
+            epsilon: self.epsilon,
+        };
+        recorder.dispatch(name, &self.pipeline, [y.columns as u32, 1, 1], &push)
+    }
+}
+
+fn variant(fusion: Fusion, plan: Plan) -> Variant {
+    let Plan { tier, row } = plan;
+    let label = format!(
+        "{}norm{} {} threads × {}",
+        if fusion.add { "residual + " } else { "" },
+        if fusion.output == Activations::F32 { String::new() } else { format!(" → {}", fusion.output) },
+        row.threads,
+        row.vec4s_per_thread * 4,
+    );
+    let constants = Constants {
+        threads: row.threads,
+        vec4s_per_thread: row.vec4s_per_thread,
+        add: fusion.add,
+        output: fusion.output as u32,
+    };
+    Variant::new(label, TIERS, tier, &constants, Subgroup::Any)
+}

@@ -1,0 +1,41 @@
+//! Selects the variant for a row length on a device. Pure; tested without a GPU.
+
+use gpu::{Caps, Tier};
+
+use super::{Fusion, variant};
+use crate::{
+    Activations,
+    row::{self, RowPlan},
+    variant::Variant,
+};
+
+/// A variant of the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// T0 or T1.
+    pub tier: Tier,
+    /// The division of a row among threads.
+    pub row: RowPlan,
+}
+
+/// The plan for rows of `n` values; none for a length that the kernel does not support.
+pub fn plan(caps: &Caps, n: usize) -> Option<Plan> {
+    at_tier(caps, n, row::tiers(caps).last()?)
+}
+
+/// The plan at a tier that need not be the device's best.
+pub fn at_tier(caps: &Caps, n: usize, tier: Tier) -> Option<Plan> {
+    row::plan(caps, n, tier).map(|row| Plan { tier, row })
+}
+
+/// Row length of the SigLIP encoder of Gemma 3.
+const ENCODER_LENGTH: usize = 1152;
+
+/// The pipelines that models request on a device, at every tier.
+pub fn variants(caps: &Caps) -> Vec<Variant> {
+    let plans = row::tiers(caps).filter_map(|tier| at_tier(caps, ENCODER_LENGTH, tier));
+    let fusions = [Activations::F32, Activations::F16]
+        .into_iter()
+        .flat_map(|output| [false, true].map(|add| Fusion { add, output }));
+    plans.flat_map(|plan| fusions.clone().map(move |fusion| variant(fusion, plan))).collect()
+}
