@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use model::{DecodeRow, MixedOutput, PrefillChunk, Sampled};
+use model::{DecodeRow, Image, MixedOutput, PrefillChunk, Sampled};
 
 /// Fixed limits of a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +20,8 @@ pub struct Capacity {
     pub pages: u32,
     /// Maximum number of prefill chunks per step.
     pub max_chunks_per_step: u32,
+    /// Maximum number of images per step; 0 if the model takes no images.
+    pub max_images_per_step: u32,
     /// Whether pages are kept for later prompts with the same prefix.
     pub prefix_cache: bool,
 }
@@ -93,8 +95,12 @@ pub trait Backend: Send + 'static {
     /// depends on the tokens, as with experts.
     fn step_bytes(&self, depths: &[u32]) -> Option<u64>;
 
+    /// Encodes the images of the next step's chunks, unless that was done lately, for about as long as `budget`. Returns
+    /// whether all are ready; if not, the next call continues.
+    fn encode(&mut self, images: &[Image], budget: Duration) -> Result<bool, BackendError>;
+
     /// Runs one step of a mixed batch: a token per decode row, and 1 to [`Capacity::max_chunks_per_step`]
-    /// prefill chunks. On an error no sequence advances.
+    /// prefill chunks. An image lies in one chunk, and is ready. On an error no sequence advances.
     fn mixed(
         &mut self,
         decoding: &mut [DecodeRow<'_, Self::Sequence>],

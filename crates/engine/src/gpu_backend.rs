@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use model::{DecodeRow, Error, MixedOutput, PrefillChunk, Runner, Sampled, Sequence};
+use model::{DecodeRow, Error, Image, ImageEncoder, MixedOutput, PrefillChunk, Runner, Sampled, Sequence};
 
 use crate::{Backend, BackendError, Capacity};
 
@@ -55,6 +55,7 @@ fn capacity(runner: &Runner) -> Capacity {
         page_size: limits.page_size,
         pages: runner.cache().pages(),
         max_chunks_per_step: model::MAX_CHUNKS_PER_STEP as u32,
+        max_images_per_step: runner.encoder().map_or(0, ImageEncoder::max_images_per_step),
         prefix_cache: limits.prefix_cache,
     }
 }
@@ -128,6 +129,10 @@ impl Backend for GpuBackend {
         let model = runner.model();
         let kv_bytes = depths.iter().map(|depth| runner.cache().bytes_read(&model.config, *depth));
         Some(model.bytes_per_step(depths.len(), None)? + kv_bytes.sum::<u64>())
+    }
+
+    fn encode(&mut self, images: &[Image], budget: Duration) -> Result<bool, BackendError> {
+        Ok(self.runner()?.encode(images, budget)?)
     }
 
     fn mixed(

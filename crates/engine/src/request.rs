@@ -60,7 +60,7 @@ impl Request {
         if self.prompt.is_empty() {
             return Err(SubmitError::Invalid("the prompt is empty: give at least one token".into()));
         }
-        self.check_images()?;
+        self.check_images(capacity)?;
         let mut text = self.prompt.iter().filter(|token| !is_image_token(**token));
         if let Some(token) = text.find(|token| **token >= vocab_size) {
             let text = format!("token {token} is not in the model's vocabulary of {vocab_size}");
@@ -78,8 +78,11 @@ impl Request {
     }
 
     /// Checks that the images are those of the prompt's image tokens.
-    fn check_images(&self) -> Result<(), SubmitError> {
+    fn check_images(&self, capacity: &Capacity) -> Result<(), SubmitError> {
         let invalid = |text: &str| Err(SubmitError::Invalid(text.into()));
+        if !self.images.is_empty() && capacity.max_images_per_step == 0 {
+            return invalid("the prompt has images, but the model has no image encoder");
+        }
         let mut images = self.images.iter();
         for block in image_blocks(&self.prompt) {
             let is_known = |image: &Image| self.prompt[block].iter().copied().eq(image.tokens());

@@ -18,7 +18,7 @@ use std::{
     time::Duration,
 };
 
-use model::pages::PageKind;
+use model::{Image, image_blocks, is_image_token, pages::PageKind};
 
 use crate::{
     Backend, BackendError, Capacity, DecodeRow, EventSender, EventStream, FinishReason, MixedOutput,
@@ -45,6 +45,10 @@ pub struct MockOptions {
     pub window: u32,
     /// Maximum prefill tokens per step.
     pub prefill_chunk: usize,
+    /// Prefill tokens that a time budget allows; an image may exceed it.
+    pub prefill_budget: usize,
+    /// Calls of `encode` until an image is ready.
+    pub encode_calls: u32,
     /// Maximum steps per decode run.
     pub max_steps: usize,
     /// Maximum rows of a decode run.
@@ -56,7 +60,7 @@ pub struct MockOptions {
     pub step_delay: Duration,
     /// Steps with more sequences fail with [`BackendError::OutOfMemory`].
     pub max_sequences_per_step: usize,
-    /// Injected errors by call number, starting at 0. Counted are calls of `start`, `mixed`, `score`, `decode`,
+    /// Injected errors by call number, starting at 0. Counted are calls of `start`, `encode`, `mixed`, `score`, `decode`,
     /// `reset_token_counts`, `probe` and `recover`.
     pub errors: BTreeMap<u64, BackendError>,
 }
@@ -71,10 +75,13 @@ impl Default for MockOptions {
                 page_size: 8,
                 pages: 4 * 256 / 8,
                 max_chunks_per_step: 3,
+                max_images_per_step: 3,
                 prefix_cache: true,
             },
             window: 24,
             prefill_chunk: 16,
+            prefill_budget: usize::MAX,
+            encode_calls: 2,
             max_steps: 4,
             decode_batch: usize::MAX,
             script: vec![],
@@ -288,6 +295,24 @@ impl MockBackend {
     }
 }
 
+impl MockBackend {
+    /// Checks that chunks contain only whole images, which have been encoded.
+    fn check_images(&self, chunks: &[PrefillChunk<'_, MockSequence>]) {
+        let encoded = &locked(&self.device).encoded;
+        let mut images = 0;
+        for PrefillChunk { sequence, tokens, .. } in chunks {
+            let continues = sequence.tokens.last().is_some_and(|token| is_image_token(*token));
+            assert!(!(continues && is_image_token(tokens[0])), "a chunk begins inside an image");
+            for block in image_blocks(tokens) {
+                let calls = encoded.get(&tokens[block]).expect("an image is cut in two, or not encoded");
+                assert_eq!(*calls, self.options.encode_calls, "an image is not ready");
+                images += 1;
+            }
+        }
+        assert!(images <= self.options.capacity.max_images_per_step, "{images} images");
+    }
+}
+
 impl Backend for MockBackend {
     type Sequence = MockSequence;
 
@@ -334,7 +359,7 @@ impl Backend for MockBackend {
     }
 
     fn max_prefill_tokens(&self, _decode_rows: usize, _depth: u32, _budget: Duration) -> usize {
-        self.options.prefill_chunk
+        self.options.prefill_chunk.min(self.options.prefill_budget)
     }
 
     fn decode_batch_size(&self, decoding: usize) -> usize {
@@ -350,6 +375,21 @@ impl Backend for MockBackend {
         Some(1000 + depths.iter().map(|depth| u64::from(*depth) * 10).sum::<u64>())
     }
 
+    fn encode(&mut self, images: &[Image], _budget: Duration) -> Result<bool, BackendError> {
+        let max = self.options.capacity.max_images_per_step as usize;
+        assert!(images.len() <= max, "{} images", images.len());
+        self.call()?;
+        let encoded = &mut locked(&self.device).encoded;
+        for image in images {
+            let calls = encoded.entry(image.tokens().collect()).or_default();
+            if *calls < self.options.encode_calls {
+                *calls += 1;
+                return Ok(*calls == self.options.encode_calls && images.len() == 1);
+            }
+        }
+        Ok(true)
+    }
+
     fn mixed(
         &mut self,
         decoding: &mut [DecodeRow<'_, MockSequence>],
@@ -360,6 +400,7 @@ impl Backend for MockBackend {
         assert!((1..=max_chunks).contains(&chunks.len()), "{} chunks", chunks.len());
         assert!(tokens <= self.options.prefill_chunk, "{tokens} prefill tokens");
         assert!(chunks.iter().all(|chunk| !chunk.tokens.is_empty()), "empty chunk");
+        self.check_images(chunks);
         self.step(decoding.len() + chunks.len())?;
         self.extend_all(decoding, 1)?;
         if let Err(error) = chunks.iter_mut().try_for_each(|chunk| chunk.sequence.extend(chunk.tokens.len()))

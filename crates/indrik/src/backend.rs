@@ -10,7 +10,7 @@ use std::{
 };
 
 use engine::{Backend, BackendError, Capacity, DecodeRow, GpuBackend, MixedOutput, PrefillChunk, Sampled};
-use model::Sequence;
+use model::{Image, Sequence};
 
 /// A [`GpuBackend`] behind a fair lock. Clones share it.
 #[derive(Clone)]
@@ -142,6 +142,10 @@ impl Backend for SharedBackend {
 
     fn step_bytes(&self, depths: &[u32]) -> Option<u64> {
         self.for_step().step_bytes(depths)
+    }
+
+    fn encode(&mut self, images: &[Image], budget: Duration) -> Result<bool, BackendError> {
+        self.for_step().encode(images, budget)
     }
 
     fn mixed(

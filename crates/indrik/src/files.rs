@@ -6,7 +6,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use checkpoint::{Checkpoint, config::Config};
+use checkpoint::{Checkpoint, Vision, config::Config};
 use model::{Sampling, language::Language};
 
 use crate::{
@@ -53,6 +53,17 @@ impl ModelFiles {
     /// The tokenizer, the chat template and the stop tokens. Parsed again on each call.
     pub fn language(&self) -> Result<Language> {
         Ok(Language::from_checkpoint(&self.checkpoint)?)
+    }
+
+    /// The image encoder; `None` if the model has none, or its file cannot be used, which [`Language::images`] explains.
+    pub fn vision(&self) -> Option<Vision> {
+        match self.checkpoint.vision() {
+            Ok(vision) => vision,
+            Err(error) => {
+                tracing::warn!("images are not supported: {error}");
+                None
+            }
+        }
     }
 
     /// The sampling parameters that the model's authors recommend for conversations. The seed is 0.

@@ -8,11 +8,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use checkpoint::Vision;
 use engine::GpuBackend;
 use gpu::{AdapterInfo, Device, Tier};
 use kernels::matmul::tuning::{BUDGET, Turn};
-use model::{KvScheme, Limits, LoadOptions, Runner, TuneMode, TuningReport};
-use weights::{blueprint::Blueprint, plan, stream, stream::Control};
+use model::{KvScheme, ImageLimits, Limits, LoadImages, LoadOptions, Runner, TuneMode, TuningReport};
+use weights::{blueprint::Blueprint, plan, stream, stream::Control, vision::VisionBlueprint};
 
 use crate::{DeviceSelector, Error, Model, ModelFiles, Result, memory::device_memory};
 
@@ -46,6 +47,8 @@ pub struct Options {
     pub kv_scheme: Option<KvScheme>,
     /// Batch-invariant (bitwise reproducible) logits; slower at batch 1.
     pub reproducible: bool,
+    /// Load the image encoder, if the model has one.
+    pub images: bool,
     /// Plan memory for the logits of every prompt token, as [`Model::logits`] computes them.
     pub all_logits: bool,
     /// Time after which a step is considered hung and the device lost.
@@ -68,6 +71,7 @@ impl Default for Options {
             prefill_chunk: None,
             kv_scheme: None,
             reproducible: false,
+            images: true,
             all_logits: false,
             step_timeout: STEP_TIMEOUT,
             queue_capacity: engine::Options::default().queue_capacity,
@@ -171,12 +175,17 @@ fn load(
     let selector = DeviceSelector { name: options.device.as_deref(), ..DeviceSelector::default() };
     // The instance must outlive every use of the device in this function.
     let (_instance, device) = selector.open()?;
-    let limits = limits(files, options, device.info())?;
+    let vision = if options.images { files.vision() } else { None };
+    let mut limits = limits(files, options, device.info())?;
+    if let Some(vision) = &vision {
+        limits = limits.with_images(vision.config.soft_tokens());
+    }
     let output_rows = match options.all_logits {
         true => limits.prefill_chunk.min(model::MAX_OUTPUT_ROWS),
         false => options.max_sequences,
     };
-    let (runner, heaps) = load_runner(&device, files, options, limits, output_rows, control, progress)?;
+    let source = LoadSource { files, vision: vision.as_ref() };
+    let (runner, heaps) = load_runner(&device, source, options, limits, output_rows, control, progress)?;
     let seconds = start.elapsed().as_secs_f64();
     let tuned = match options.serving {
         true => TuningReport::default(),
@@ -207,21 +216,46 @@ fn limits(files: &ModelFiles, options: &Options, device: &AdapterInfo) -> Result
     Ok(limits)
 }
 
+/// The files that a model is loaded from.
+#[derive(Clone, Copy)]
+struct LoadSource<'a> {
+    files: &'a ModelFiles,
+    /// The image encoder, if it is to be loaded.
+    vision: Option<&'a Vision>,
+}
+
 /// Plans the placement of weights, KV cache and scratch memory, allocates it, and reads the weights.
 fn load_runner(
     device: &Device,
-    files: &ModelFiles,
+    source: LoadSource<'_>,
     options: &Options,
     limits: Limits,
     output_rows: u32,
     control: &Control,
     progress: &(dyn Fn(LoadProgress<'_>) + Sync),
 ) -> Result<(Runner, Vec<plan::HeapUsage>)> {
+    let LoadSource { files, vision } = source;
     let checkpoint = files.checkpoint();
     let blueprint = Blueprint::new(checkpoint)?;
-    let demand = blueprint.demand(&checkpoint.config, &limits.reservation(&checkpoint.config, output_rows));
+    let mut demand =
+        blueprint.demand(&checkpoint.config, &limits.reservation(&checkpoint.config, output_rows));
+    let mut total_bytes = blueprint.file_bytes();
+    let image_limits = vision.map(|vision| {
+        ImageLimits::new(&vision.config, largest_local_heap(device.info()), limits.prefill_chunk)
+    });
+    if let (Some(vision), Some(limits)) = (vision, image_limits) {
+        let encoder = VisionBlueprint::new(vision)?;
+        demand.add_weight(encoder.demand());
+        demand.scratch_bytes += limits.scratch_bytes(&vision.config);
+        total_bytes += encoder.file_bytes();
+    }
     let placement = plan::plan(&device_memory(device.info()), &demand)?;
-    let total_bytes = blueprint.file_bytes();
+    let images = vision.zip(image_limits).map(|(vision, limits)| {
+        // It was added last.
+        let is_local = weights::load::is_device_local(&placement, demand.weights.len() - 1);
+        let memory = if is_local { gpu::Memory::Device } else { gpu::Memory::Host };
+        LoadImages { vision, limits, memory }
+    });
     let done = AtomicBool::new(false);
     let samplings = if options.serving { served_samplings(files).to_vec() } else { vec![] };
     let load_options = LoadOptions {
@@ -230,6 +264,7 @@ fn load_runner(
         reproducible: options.reproducible,
         samplings: &samplings,
         stream: stream::Options::default(),
+        images,
     };
     let (start, before) = (Instant::now(), device.counters().pipelines);
     let loaded = std::thread::scope(|scope| {
@@ -251,6 +286,11 @@ fn load_runner(
         Runner::load(device, checkpoint, &load_options, control)
     });
     Ok((loaded?.0, placement.heaps))
+}
+
+/// Bytes of the largest device-local heap.
+fn largest_local_heap(device: &AdapterInfo) -> u64 {
+    device.heaps.iter().filter(|heap| heap.device_local).map(|heap| heap.size).max().unwrap_or(0)
 }
 
 /// The sampling parameters of a server's usual requests, the most usual last.

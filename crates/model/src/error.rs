@@ -32,6 +32,9 @@ pub enum Error {
         /// The model's path.
         path: String,
     },
+    /// An image for a model without an image encoder.
+    #[error("the model has no image encoder: give it text only, or put its mmproj file beside it")]
+    NoImageEncoder,
     /// The prompt has no tokens.
     #[error("the prompt is empty: give at least one token")]
     EmptyPrompt,

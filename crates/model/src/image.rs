@@ -11,7 +11,7 @@ use checkpoint::VisionConfig;
 use images::{ContentHash, Gemma3, Normalization, PanAndScan, Patches, Picture};
 
 /// The bit that image tokens have, and no token of a vocabulary.
-pub const IMAGE_TOKEN: u32 = 1 << 31;
+pub const IMAGE_TOKEN: u32 = kernels::soft_tokens::SOFT_TOKEN;
 
 /// Whether a token of a prompt belongs to an image.
 pub fn is_image_token(token: u32) -> bool {

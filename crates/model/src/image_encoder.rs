@@ -38,7 +38,7 @@ pub struct ImageEncoder {
     layer_time: Option<Duration>,
     timeout: Duration,
     // Last, so that they outlive the programs.
-    _weights: VisionWeights,
+    weights: VisionWeights,
 }
 
 /// Images that are being encoded.
@@ -102,6 +102,10 @@ impl ImageEncoder {
         units: MatrixUnits,
         limits: ImageLimits,
     ) -> Result<Self> {
+        if config.soft_tokens() < 2 {
+            // A single prefill row runs as a decode row, which has no soft tokens.
+            return Err(Error::Limits("an image encoder with one soft token per image".into()));
+        }
         let images = limits.max_images.max(1) as usize;
         let activations = activations(device, &config, &weights, units);
         let scratch = Scratch::new(device, &config, &weights, units, activations, images)?;
@@ -123,7 +127,7 @@ impl ImageEncoder {
             encoding: None,
             layer_time: None,
             timeout: TIMEOUT,
-            _weights: weights,
+            weights,
         })
     }
 
@@ -134,6 +138,15 @@ impl ImageEncoder {
 
     pub(crate) fn set_timeout(&mut self, timeout: Duration) {
         self.timeout = timeout;
+    }
+
+    /// Images that a step may contain.
+    pub fn max_images_per_step(&self) -> u32 {
+        self.pool.capacity() as u32
+    }
+
+    pub(crate) fn weights(&self) -> &VisionWeights {
+        &self.weights
     }
 
     pub(crate) fn pool(&self) -> &SoftTokenPool {

@@ -13,7 +13,7 @@
 //! | `pacer` | how much work goes into one submission; pure |
 //! | `sampler` | the sampler's parameters, masks and token counts on the GPU |
 //! | [`pages`] | KV page allocation and the prefix cache, without a GPU |
-//! | `image` | images of a prompt, and their tokens |
+//! | `image`, `image_encoder` | images of a prompt and their tokens; from patches to soft tokens |
 //! | [`language`] | tokenizer and chat template of a checkpoint, and how it takes images |
 //! | [`measure`], [`estimate`] | benchmarks: random weights, profiles of a step, estimated throughput of GPUs that cannot be measured |
 //!
@@ -50,6 +50,7 @@ mod error;
 pub mod estimate;
 mod frequencies;
 mod image;
+mod image_encoder;
 mod kv_cache;
 pub mod language;
 mod limits;
@@ -69,13 +70,14 @@ mod tune;
 pub use batch::{DecodeRow, MixedOutput, PrefillChunk, Sampled};
 pub use error::{Error, Result};
 pub use image::{IMAGE_TOKEN, Image, ImageProcessor, before_cut_image, image_blocks, is_image_token};
+pub use image_encoder::{ImageEncoder, ImageLimits};
 pub use kernels::{Activations, matmul::tuning::TuningReport};
 pub use kv_cache::KvCache;
 pub use limits::{DEFAULT_PAGE_SIZE, Limits};
 pub use loaded::Model;
 pub use pages::Sequence;
 pub use programs::SetupTime;
-pub use runner::{Counters, LoadOptions, MAX_OUTPUT_ROWS, Runner, check_tokens};
+pub use runner::{Counters, LoadImages, LoadOptions, MAX_OUTPUT_ROWS, Runner, check_tokens};
 pub use sampling::Sampling;
 pub use size::Size;
 pub use state::MAX_CHUNKS_PER_STEP;

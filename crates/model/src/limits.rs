@@ -76,6 +76,13 @@ impl Limits {
         )
     }
 
+    /// The same limits for a model whose images have this many tokens each: an image is prefilled in one step, beside the
+    /// decode rows of other sequences.
+    pub fn with_images(self, soft_tokens: u32) -> Self {
+        let prefill_chunk = self.prefill_chunk.max(2 * soft_tokens);
+        Self { prefill_chunk, ..self }
+    }
+
     /// The same limits for a model with batch-invariant logits: its products keep split-K partial sums, which
     /// take memory per row.
     pub fn reproducible(self) -> Self {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use checkpoint::{Attention, Checkpoint, Config, Experts, Role, Slot, family::Activation};
-use gpu::{Arena, Buffer, Device, Lifetime, Memory, Tier, View};
+use gpu::{Arena, Buffer, Caps, Device, Lifetime, Memory, Tier, View};
 use kernels::{
     Activations, Epilogue, HALF_GROUP, Matrix,
     attention::{decode, flash, rope::Tables},
@@ -29,6 +29,24 @@ pub(crate) enum MatrixUnits {
     /// The same shaders without cooperative matrices: for tests.
     #[cfg_attr(not(any(test, feature = "testing")), expect(dead_code, reason = "constructed by tests"))]
     Emulated,
+}
+
+impl MatrixUnits {
+    /// Plan of a product of f16 activations, where there is one.
+    pub fn coopmat_plan(self, caps: &Caps, shape: &coopmat::policy::Shape) -> Option<coopmat::policy::Plan> {
+        match self {
+            MatrixUnits::Device(fragments) => coopmat::policy::plan(caps, fragments, shape),
+            MatrixUnits::Emulated => coopmat::policy::emulated(caps, shape),
+        }
+    }
+
+    /// Plan of flash attention, where there is one.
+    pub fn flash_plan(self, caps: &Caps, shape: &flash::policy::Shape) -> Option<flash::policy::Plan> {
+        match self {
+            MatrixUnits::Device(_) => flash::policy::plan(caps, shape),
+            MatrixUnits::Emulated => flash::policy::emulated(caps, shape),
+        }
+    }
 }
 
 /// A model in GPU memory, ready to run.
@@ -197,8 +215,7 @@ impl Model {
             MatrixUnits::Device(fragments) if self.reproducible => {
                 coopmat::policy::reproducible(caps, fragments, shape)
             }
-            MatrixUnits::Device(fragments) => coopmat::policy::plan(caps, fragments, shape),
-            MatrixUnits::Emulated => coopmat::policy::emulated(caps, shape),
+            units => units.coopmat_plan(caps, shape),
         }
     }
 
@@ -239,11 +256,12 @@ impl Model {
 
     /// Plan of flash attention, which writes f16 activations for prefill rows, where there is one.
     pub(crate) fn flash_plan(&self, shape: &flash::policy::Shape) -> Option<flash::policy::Plan> {
-        let caps = self.device.caps();
-        match self.matrix_units {
-            MatrixUnits::Device(_) => flash::policy::plan(caps, shape),
-            MatrixUnits::Emulated => flash::policy::emulated(caps, shape),
-        }
+        self.matrix_units.flash_plan(self.device.caps(), shape)
+    }
+
+    /// The units that multiply f16 activations.
+    pub(crate) fn matrix_units(&self) -> MatrixUnits {
+        self.matrix_units
     }
 
     /// How activations are stored for products of this many rows.

@@ -20,6 +20,7 @@ use crate::{
     Error, Model, Result,
     bucket::bucket,
     decoder,
+    image_encoder::SoftTokenPool,
     kv_cache::KvCache,
     pacer::{Pacer, StepExtent},
     sampler::SamplerState,
@@ -94,6 +95,8 @@ pub(crate) struct Sources<'a> {
     pub state: &'a StepState,
     pub sampler: &'a mut SamplerState,
     pub pacer: &'a Pacer,
+    /// Of images, where the model has an image encoder.
+    pub soft_tokens: Option<&'a SoftTokenPool>,
 }
 
 impl Sources<'_> {
@@ -416,7 +419,7 @@ impl ProgramCache {
         range: Range<usize>,
         recorder: &mut Recorder,
     ) -> Result<()> {
-        let Sources { model, cache, state, sampler, .. } = sources;
+        let Sources { model, cache, state, sampler, soft_tokens, .. } = sources;
         let outputs = self.outputs.get(&key.output.rows());
         let buffers = StepBuffers {
             model,
@@ -425,6 +428,7 @@ impl ProgramCache {
             scratch: &self.scratch[&key.bucket],
             kv_splits: &self.kv_splits,
             outputs,
+            soft_tokens: *soft_tokens,
         };
         let mut step = Step::new(buffers, key.batch, recorder);
         let layers = model.config.layers;

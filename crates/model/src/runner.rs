@@ -17,8 +17,9 @@ use gpu::Pipeline;
 use kernels::{matmul::gemv, sample::Features};
 
 use crate::{
-    Error, Limits, Model, Result, Sampled, Sampling, SetupTime,
+    Error, Image, ImageEncoder, Limits, Model, Result, Sampled, Sampling, SetupTime,
     bucket::{bucket, buckets},
+    image::{image_blocks, is_image_token},
     kv_cache::KvCache,
     pacer::{self, Estimator, Pacer, StepExtent},
     pages::Sequence,
@@ -29,7 +30,7 @@ use crate::{
     step,
 };
 
-pub use load::LoadOptions;
+pub use load::{LoadImages, LoadOptions};
 
 /// Totals since a runner was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -67,6 +68,7 @@ pub struct Runner {
     state: StepState,
     sampler: SamplerState,
     programs: ProgramCache,
+    encoder: Option<ImageEncoder>,
     /// Pipelines compiled before the first programs are recorded: kept until then.
     compiled_ahead: Vec<Pipeline>,
     /// Whether a prefill step may run in the program of a larger bucket because its own is not recorded yet.
@@ -91,6 +93,7 @@ impl Runner {
             state,
             sampler,
             programs: ProgramCache::default(),
+            encoder: None,
             compiled_ahead: vec![],
             substitutes: false,
             pacer: Pacer::new(estimator),
@@ -119,6 +122,9 @@ impl Runner {
     /// Sets the timeout of a step. A device that does not finish within it counts as lost.
     pub fn with_step_timeout(mut self, timeout: Duration) -> Self {
         self.step_timeout = timeout;
+        if let Some(encoder) = &mut self.encoder {
+            encoder.set_timeout(timeout);
+        }
         self
     }
 
@@ -358,8 +364,9 @@ impl Runner {
     }
 
     fn programs_and_sources(&mut self) -> (&mut ProgramCache, Sources<'_>) {
-        let Self { model, cache, state, sampler, programs, pacer, .. } = self;
-        (programs, Sources { model, cache, state, sampler, pacer })
+        let Self { model, cache, state, sampler, programs, pacer, encoder, .. } = self;
+        let soft_tokens = encoder.as_ref().map(ImageEncoder::pool);
+        (programs, Sources { model, cache, state, sampler, pacer, soft_tokens })
     }
 
     fn segment_count(&self, key: ProgramKey) -> usize {
@@ -444,11 +451,43 @@ impl Runner {
         }
     }
 
-    /// Allocates pages for tokens and returns their rows.
+    /// Allocates pages for tokens and returns their rows. Images must have been encoded.
     fn extend(&mut self, sequence: &mut Sequence, tokens: &[u32]) -> Result<Vec<Row>> {
+        let first = sequence.len();
+        let text = |(position, token): (u32, &u32)| Row::text(*token, position, sequence.slot());
+        let mut rows: Vec<Row> = (first..).zip(tokens).map(text).collect();
+        for block in image_blocks(tokens) {
+            let encoder = self.encoder.as_ref().ok_or(Error::NoImageEncoder)?;
+            let soft_tokens = encoder.pool().rows_of(&tokens[block.clone()])?;
+            let last_visible = first + block.end as u32 - 1;
+            for (row, token) in rows[block].iter_mut().zip(soft_tokens) {
+                *row = Row { token, last_visible, ..*row };
+            }
+        }
         self.cache.extend(sequence, tokens.len() as u32)?;
-        let row = |(position, token): (u32, &u32)| Row { token: *token, position, slot: sequence.slot() };
-        Ok((sequence.len()..).zip(tokens).map(row).collect())
+        Ok(rows)
+    }
+
+    /// Encodes the images that the next chunks contain, unless their soft tokens are still known, for about as long as
+    /// `budget`. Returns whether all are ready; if not, the next call continues.
+    pub fn encode(&mut self, images: &[Image], budget: Duration) -> Result<bool> {
+        match &mut self.encoder {
+            _ if images.is_empty() => Ok(true),
+            Some(encoder) => encoder.encode(images, budget),
+            None => Err(Error::NoImageEncoder),
+        }
+    }
+
+    /// The image encoder, where the model has one.
+    pub fn encoder(&self) -> Option<&ImageEncoder> {
+        self.encoder.as_ref()
+    }
+
+    /// Adds an image encoder. Earlier programs are discarded: they know no soft tokens.
+    pub(crate) fn with_encoder(mut self, encoder: ImageEncoder) -> Self {
+        self.programs = ProgramCache::default();
+        self.encoder = Some(encoder);
+        self
     }
 
     /// Checks that a row's token mask, if it has one, covers the vocabulary.
@@ -464,13 +503,13 @@ impl Runner {
     }
 }
 
-/// Checks that tokens can follow `held` tokens: in the vocabulary, and within the context length.
+/// Checks that tokens can follow `held` tokens: in the vocabulary or of an image, and within the context length.
 pub fn check_tokens(config: &Config, held: u32, tokens: &[u32], context_length: u32) -> Result<()> {
     let vocab = config.vocab;
     if tokens.is_empty() {
         return Err(Error::EmptyPrompt);
     }
-    if let Some(token) = tokens.iter().find(|token| **token >= vocab) {
+    if let Some(token) = tokens.iter().find(|token| **token >= vocab && !is_image_token(**token)) {
         return Err(Error::UnknownToken { token: *token, vocab });
     }
     let total = u64::from(held) + tokens.len() as u64;

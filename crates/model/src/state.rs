@@ -10,9 +10,19 @@ use crate::Result;
 /// One row of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Row {
+    /// The token or, with the bit of image tokens, a row of the soft tokens.
     pub token: u32,
     pub position: u32,
+    /// The last position that the row attends to: its own, or that of its image's end.
+    pub last_visible: u32,
     pub slot: u32,
+}
+
+impl Row {
+    /// A row of text: it attends to no later position.
+    pub fn text(token: u32, position: u32, slot: u32) -> Self {
+        Self { token, position, last_visible: position, slot }
+    }
 }
 
 /// The number of rows of each kind in a step: decode rows first, then the rows of prefill chunks.
@@ -88,6 +98,8 @@ pub(crate) struct StepState {
     pub tokens: Buffer,
     pub positions: Buffer,
     pub slots: Buffer,
+    /// The last position that each prefill row attends to.
+    pub last_visible: Buffer,
     /// The row of each output row.
     pub output_rows: Buffer,
     /// The token that follows each output row, where its probability is to be computed.
@@ -130,6 +142,7 @@ impl StepState {
             tokens: shared.buffer("tokens", words)?,
             positions: shared.buffer("positions", words)?,
             slots: shared.buffer("slots", words)?,
+            last_visible: shared.buffer("last positions", words)?,
             output_rows: shared.buffer("output rows", words)?,
             targets: shared.buffer("targets", words)?,
             nll: readback.buffer("log probabilities", words)?,
@@ -161,6 +174,9 @@ impl StepState {
             self.tokens.write(0, bytemuck::cast_slice(&words(|row| row.token)))?;
             self.positions.write(0, bytemuck::cast_slice(&words(|row| row.position)))?;
             self.slots.write(0, bytemuck::cast_slice(&words(|row| row.slot)))?;
+            if counts.prefill > 0 {
+                self.last_visible.write(0, bytemuck::cast_slice(&words(|row| row.last_visible)))?;
+            }
         }
         self.next_rows.clear();
         Ok(())

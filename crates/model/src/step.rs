@@ -18,6 +18,7 @@ use kernels::{
         tuning::{Input, Product},
     },
     norm::{self, Fusion, Norm},
+    soft_tokens::{self, SoftTokens},
     softcap::Softcap,
 };
 use weights::blueprint::MatrixId;
@@ -25,6 +26,7 @@ use weights::blueprint::MatrixId;
 use crate::{
     Model, Result,
     decoder::BlockEnd,
+    image_encoder::SoftTokenPool,
     kv_cache::KvCache,
     state::{Batch, StepState},
 };
@@ -44,6 +46,8 @@ pub(crate) struct StepBuffers<'a> {
     pub scratch: &'a Scratch,
     pub kv_splits: &'a KvSplits,
     pub outputs: Option<&'a Outputs>,
+    /// Of images, where the model has an image encoder.
+    pub soft_tokens: Option<&'a SoftTokenPool>,
 }
 
 /// The output of a block that is not yet added to the residual stream.
@@ -208,7 +212,24 @@ impl<'a> Step<'a> {
         };
         let kernel = Embed::new(&model.device, embeddings.layout().scheme)?;
         let factor = model.config.embedding_factor;
-        Ok(kernel.record(self.recorder, "embed", scratch.rows, factor, &operands)?)
+        kernel.record(self.recorder, "embed", scratch.rows, factor, &operands)?;
+        self.embed_images()
+    }
+
+    /// residual = soft tokens, in the rows of images: the embedding factor does not apply to them.
+    fn embed_images(&mut self) -> Result<()> {
+        let StepBuffers { model, state, scratch, soft_tokens, .. } = self.buffers;
+        // A decode row is never an image's.
+        let Some(pool) = soft_tokens.filter(|_| self.batch != Batch::Decode) else { return Ok(()) };
+        let operands = soft_tokens::Operands {
+            soft: pool.buffer().view(),
+            active: state.active.clone(),
+            tokens: state.tokens.view(),
+            residual: scratch.residual.view(),
+        };
+        let kernel = SoftTokens::new(&model.device)?;
+        let hidden = model.config.hidden as usize;
+        Ok(kernel.record(self.recorder, "soft tokens", scratch.rows, hidden, pool.rows(), &operands)?)
     }
 
     /// The weight of a norm.

@@ -116,6 +116,7 @@ impl Model {
             scratch: &scratch,
             kv_splits: &kv_splits,
             outputs: Some(&outputs),
+            soft_tokens: None,
         };
         let mut step = Step::listing_products(buffers, Batch::Decode, &mut recorder);
         decoder::layers(&mut step, 0..self.config.layers)?;

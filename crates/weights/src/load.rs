@@ -99,7 +99,7 @@ const BLOCK_SIZE: u64 = 64 << 20;
 
 /// Whether a matrix goes entirely to device-local memory. A matrix that the plan divides between heaps goes
 /// to host memory, which has room for the remainder.
-fn is_device_local(placement: &Placement, index: usize) -> bool {
+pub fn is_device_local(placement: &Placement, index: usize) -> bool {
     let heap = |extent: &Extent| placement.heaps[placement.blocks[extent.block].heap].heap;
     placement.extents(Content::Weight(index)).all(|extent| heap(extent).device_local)
 }

@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, mem, time::Instant};
 
-use model::Sampled;
+use model::{Sampled, before_cut_image, image_blocks};
 
 use super::{Scheduler, recovery::request_error};
 use crate::{
@@ -42,30 +42,23 @@ impl<B: Backend> Scheduler<B> {
     /// `max_chunks` prefills.
     ///
     /// The oldest prefill gets as many tokens as the step has room for: the prefill budget if nothing
-    /// decodes, else the mixed budget. The others share the rest of the mixed budget.
+    /// decodes, else the mixed budget. The others share the rest of the mixed budget. An image is prefilled as a whole.
     pub(super) fn mixed_step(&mut self, decode_rows: usize, max_chunks: usize) -> Result<(), BackendError> {
-        let options = &self.shared.options;
-        let mixed = self.max_prefill_tokens(decode_rows, options.mixed_step_budget);
-        let mut room = match decode_rows {
-            0 => self.max_prefill_tokens(0, options.prefill_step_budget.max(options.mixed_step_budget)),
-            _ => mixed,
-        };
+        let chunk_tokens = self.chunk_tokens(decode_rows, max_chunks)?;
+        let prefill_rows: usize = chunk_tokens.iter().sum();
+        if prefill_rows == 0 {
+            // All of them wait for their images.
+            return if decode_rows > 0 { self.decode_run() } else { Ok(()) };
+        }
         let mut chunks = vec![];
-        let mut prefill_rows = 0;
-        for prefilling in &mut self.prefilling[..max_chunks] {
+        for (prefilling, count) in self.prefilling.iter_mut().zip(&chunk_tokens).filter(|(_, count)| **count > 0) {
             let rest = &prefilling.tokens[prefilling.prefilled..];
-            let tokens = &rest[..room.min(rest.len())];
-            if tokens.is_empty() {
-                break;
-            }
-            prefill_rows += tokens.len();
-            room = mixed.saturating_sub(prefill_rows);
+            let tokens = &rest[..*count];
             // A preempted request already has the token after its last chunk.
             let last = tokens.len() == rest.len() && prefilling.job.generated.is_empty();
             let (sampling, mask) = (prefilling.job.sampling(), prefilling.job.mask());
             chunks.push(PrefillChunk { sequence: &mut prefilling.sequence, tokens, sampling, mask, last });
         }
-        let chunk_tokens: Vec<usize> = chunks.iter().map(|chunk| chunk.tokens.len()).collect();
         let mut rows: Vec<_> = self.decoding[..decode_rows].iter_mut().map(Decoding::row).collect();
         let start = Instant::now();
         let output = self.backend.mixed(&mut rows, &mut chunks)?;
@@ -87,8 +80,51 @@ impl<B: Backend> Scheduler<B> {
         if decode_rows > 0 {
             self.deliver_steps(vec![output.decoded], &vec![true; decode_rows]);
         }
-        self.complete_chunks(chunk_tokens.into_iter().zip(output.first_tokens));
+        let mut first_tokens = output.first_tokens.into_iter();
+        let first_token = |count: usize| if count > 0 { first_tokens.next().flatten() } else { None };
+        let first_tokens: Vec<_> = chunk_tokens.iter().copied().map(first_token).collect();
+        self.complete_chunks(chunk_tokens.into_iter().zip(first_tokens));
         Ok(())
+    }
+
+    /// The tokens of the next chunk of each of the oldest prefills, after encoding their images: 0 for one whose image is
+    /// not ready.
+    fn chunk_tokens(&mut self, decode_rows: usize, max_chunks: usize) -> Result<Vec<usize>, BackendError> {
+        let options = self.shared.options;
+        let mixed = self.max_prefill_tokens(decode_rows, options.mixed_step_budget);
+        let budget = match decode_rows {
+            0 => options.prefill_step_budget.max(options.mixed_step_budget),
+            _ => options.mixed_step_budget,
+        };
+        let mut room = if decode_rows == 0 { self.max_prefill_tokens(0, budget) } else { mixed };
+        let mut max_images = self.shared.capacity.max_images_per_step as usize;
+        let mut all_ready = true;
+        let mut counts = vec![];
+        let mut prefill_rows = 0;
+        for index in 0..max_chunks {
+            let prefilling = &self.prefilling[index];
+            let rest = &prefilling.tokens[prefilling.prefilled..];
+            let mut count = without_cut_images(rest, room, prefill_rows == 0, max_images);
+            if count == 0 {
+                break;
+            }
+            let images = image_blocks(&rest[..count]).count();
+            if let Some(first_image) = image_blocks(&rest[..count]).next() {
+                let start = Instant::now();
+                let before = image_blocks(&prefilling.tokens[..prefilling.prefilled]).count();
+                let images = &prefilling.job.request.images[before..before + images];
+                // The encoder takes one request's images at a time.
+                all_ready = all_ready && self.backend.encode(images, budget)?;
+                let joules = self.step_energy(start);
+                self.prefilling[index].job.joules.add(joules);
+                count = if all_ready { count } else { first_image.start };
+            }
+            max_images -= images;
+            prefill_rows += count;
+            room = mixed.saturating_sub(prefill_rows);
+            counts.push(count);
+        }
+        Ok(counts)
     }
 
     /// Decodes several steps in one submission, as far as no request of the batch needs the host in between.
@@ -276,6 +312,16 @@ impl<B: Backend> Scheduler<B> {
             }
         }
     }
+}
+
+/// How many of these tokens a step prefills, where it has room for `room`: none of an image, or all of it. The first image
+/// of a step may exceed the room.
+fn without_cut_images(tokens: &[u32], room: usize, is_first: bool, max_images: usize) -> usize {
+    let mut count = before_cut_image(tokens, room);
+    if count == 0 && is_first && room > 0 {
+        count = image_blocks(tokens).next().map_or(0, |image| image.end);
+    }
+    image_blocks(&tokens[..count]).nth(max_images).map_or(count, |image| image.start)
 }
 
 /// Selected requests of a decode batch.

@@ -9,6 +9,9 @@ use std::{
     sync::{Arc, Mutex},
 };
 
+use images::{Gemma3, Picture};
+use model::Image;
+
 use super::Scheduler;
 use crate::{
     BackendError, Capacity, Event, EventStream, FinishReason, Options, Request, RequestError, Sampling,
@@ -140,6 +143,13 @@ fn collect_all(stream: &mut EventStream) -> (Vec<u32>, Vec<u32>, Event) {
 fn request(first: u32, prompt_tokens: usize, max_tokens: u32) -> Request {
     let prompt = (0..prompt_tokens as u32).map(|index| (first + 7 * index) % VOCAB).collect();
     Request::new(prompt, NonZeroU32::new(max_tokens).unwrap())
+}
+
+/// Image number `number`, with this many soft tokens.
+fn image(number: u8, soft_tokens: u32) -> Image {
+    let picture = Picture::new(1, 1, vec![number; 3]).unwrap();
+    let patches = Gemma3::new(1, 1).process(&picture).remove(0);
+    Image::new(Arc::new(patches), picture.content_hash(), soft_tokens)
 }
 
 fn capacity(max_sequences: u32, context_length: u32, pages: u32) -> Capacity {
@@ -611,4 +621,57 @@ fn log_events_carry_the_span_of_their_request() {
     }
     assert!(count("red", ": preempted") == 0 && count("blue", ": preempted") > 0, "{log}");
     assert!(log.contains("decode run decode=[0") && log.contains("mixed step decode=[]"), "{log}");
+}
+
+/// A prompt of 4 text tokens, an image of 6 tokens, and 3 text tokens.
+fn request_with_image(number: u8, max_tokens: u32) -> Request {
+    let image = image(number, 6);
+    let mut request = request(0, 7, max_tokens);
+    request.prompt.splice(4..4, image.tokens());
+    request.images = vec![image];
+    request
+}
+
+#[test]
+fn images_are_prefilled_whole_and_others_decode_while_they_are_encoded() {
+    // The budget of a step would cut the image in two.
+    let mut harness = Harness::new(MockOptions { encode_calls: 5, prefill_budget: 6, ..options(3, 48) });
+    let text = request(30, 4, 40);
+    let other = harness.submit(&text);
+    harness.round();
+    let before = harness.inspector.steps().len();
+    let request = request_with_image(1, 4);
+    let stream = harness.submit(&request);
+    for _ in 0..6 {
+        harness.round();
+    }
+    let steps = harness.inspector.steps().split_off(before);
+    let chunks: Vec<_> = steps.iter().flat_map(|step| step.chunks.clone()).collect();
+    let chunk = |from: usize, to: usize| (from, request.prompt[from..to].to_vec());
+    assert_eq!(chunks, [chunk(0, 4), chunk(4, 10)]);
+    assert!(steps.len() >= 5 && steps.iter().all(|step| step.decode_rows == 1), "{steps:?}");
+    harness.finish();
+    harness.check_tokens(&[request, text], &mut [stream, other]);
+}
+
+#[test]
+fn a_prompt_with_the_same_image_shares_its_pages() {
+    let mut harness = Harness::new(options(2, 48));
+    let [same, other] = [1, 2].map(|number| request_with_image(number, 4));
+    for (request, cached) in [(&same, 0), (&same, 12), (&other, 4)] {
+        harness.submit(request);
+        harness.finish();
+        assert_eq!(harness.inspector.starts().last().unwrap().cached, cached);
+    }
+}
+
+#[test]
+fn prompts_whose_images_and_tokens_differ_are_rejected() {
+    let harness = Harness::new(options(1, 48));
+    let good = request_with_image(1, 4);
+    let rejection = |request: Request| harness.shared.submit(request).unwrap_err().to_string();
+    assert!(rejection(Request { images: vec![], ..good.clone() }).contains("not those of its images"));
+    assert!(rejection(Request { images: vec![image(2, 6)], ..good.clone() }).contains("not those of its images"));
+    assert!(rejection(Request { images: vec![image(1, 6); 2], ..good.clone() }).contains("fewer blocks"));
+    assert!(rejection(Request { prompt_logprobs: Some(0), ..good }).contains("log probabilities"));
 }

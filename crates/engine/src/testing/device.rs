@@ -1,6 +1,7 @@
 //! The memory of the mock backend, and its sequences.
 
 use std::{
+    collections::BTreeMap,
     convert::Infallible,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -26,6 +27,8 @@ pub(super) struct Device {
     pub steps: Vec<Step>,
     pub starts: Vec<Start>,
     pub count_resets: u64,
+    /// By the tokens of an image: calls that encoded it.
+    pub encoded: BTreeMap<Vec<u32>, u32>,
 }
 
 impl Device {
@@ -53,6 +56,7 @@ impl Device {
             steps: vec![],
             starts: vec![],
             count_resets: 0,
+            encoded: BTreeMap::new(),
         };
         device.clear();
         device
@@ -61,6 +65,7 @@ impl Device {
     /// Resets the memory and the page allocator.
     pub fn clear(&mut self) {
         self.pages = PageAllocator::new(self.config);
+        self.encoded.clear();
         let pages = [self.config.full_pages, self.config.sliding_pages * self.config.max_sequences];
         self.cells = pages.map(|pages| vec![0; (pages * self.config.page_size) as usize]);
     }

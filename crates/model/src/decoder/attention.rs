@@ -64,6 +64,8 @@ struct AttendingRows {
     rows: usize,
     /// The ends of the prefill chunks; `None` for decode rows.
     chunk_ends: Option<View>,
+    /// The last position that each row attends to.
+    last_visible: View,
     mode: Mode,
     kv_splits: Option<View>,
 }
@@ -80,6 +82,7 @@ impl Layer<'_> {
             end: rows,
             rows,
             chunk_ends: None,
+            last_visible: state.positions.view(),
             mode: Mode::Decode,
             kv_splits: kv_splits.get(SplitRows::Decode(rows)),
         };
@@ -96,6 +99,7 @@ impl Layer<'_> {
             end,
             rows: if few { end.min(FEW_ROWS) } else { end },
             chunk_ends: Some(state.chunk_ends.view()),
+            last_visible: state.last_visible.view(),
             mode: if few { Mode::Decode } else { Mode::Prefill },
             kv_splits: if few { kv_splits.get(SplitRows::FewPrefill) } else { None },
         };
@@ -188,6 +192,7 @@ impl Layer<'_> {
             kv: cache.layer(self.number as usize),
             table: &cache.table(self.attention.span),
             positions: state.positions.view(),
+            last_visible: rows.last_visible.clone(),
             slots: state.slots.view(),
             active: rows.active.clone(),
             chunk_ends: rows.chunk_ends.clone(),

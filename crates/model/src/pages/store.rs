@@ -5,6 +5,7 @@ use super::{
     HeldPages, PageConfig, PageCopy, PageKind, Sequence, TreePosition, min_copied,
     prefix_tree::{NodeId, PrefixTree, ROOT},
 };
+use crate::image::before_cut_image;
 
 /// The pages of one kind.
 #[derive(Debug)]
@@ -162,10 +163,23 @@ impl PageStore {
         pages.filter(|page| self.pools[0].sequences(*page) > 0).count() as u32
     }
 
+    /// The longest usable prefix of a prompt, which does not end inside an image.
     fn find_prefix(&self, tokens: &[u32]) -> KnownPrefix {
-        let page_size = self.config.page_size as usize;
         // The last token is always computed: its logits are needed.
-        let tokens = &tokens[..tokens.len().saturating_sub(1)];
+        let mut end = tokens.len().saturating_sub(1);
+        loop {
+            let found = self.find_prefix_of(&tokens[..end]);
+            let full = found.nodes.len() * self.config.page_size as usize;
+            let len = full + found.partial.map_or(0, |(_, count)| count);
+            end = before_cut_image(tokens, len);
+            if end == len {
+                return found;
+            }
+        }
+    }
+
+    fn find_prefix_of(&self, tokens: &[u32]) -> KnownPrefix {
+        let page_size = self.config.page_size as usize;
         let (mut nodes, mut last) = (vec![], ROOT);
         // Up to each node, the number of sliding-window pages without a gap.
         let mut runs = vec![0];

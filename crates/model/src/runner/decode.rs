@@ -52,7 +52,7 @@ impl Runner {
                 Err(error) => return Err(error),
             }
             for (row, sampled) in rows.iter_mut().zip(&all[step]) {
-                *row = Row { token: sampled.token, position: row.position + 1, slot: row.slot };
+                *row = Row::text(sampled.token, row.position + 1, row.slot);
             }
             let stopped =
                 |(sampled, row): (&Sampled, &DecodeRow<'_>)| row.stop_token_ids.contains(&sampled.token);
@@ -144,7 +144,7 @@ impl Runner {
             self.check(sequence, &[*token])?;
             self.start_counting(sequence, sampling)?;
             self.cache.extend(sequence, steps as u32)?;
-            rows.push(Row { token: *token, position: sequence.len(), slot: sequence.slot() });
+            rows.push(Row::text(*token, sequence.len(), sequence.slot()));
         }
         Ok(rows)
     }

@@ -5,16 +5,17 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-use checkpoint::Checkpoint;
-use gpu::Device;
+use checkpoint::{Checkpoint, Vision};
+use gpu::{Device, Memory};
 use weights::{
     load,
     plan::Placement,
     stream::{Control, Options, Stats},
+    vision::VisionBlueprint,
 };
 
 use super::Runner;
-use crate::{Limits, Model, Result, Sampling};
+use crate::{ImageEncoder, ImageLimits, Limits, Model, Result, Sampling};
 
 /// How a runner is loaded.
 pub struct LoadOptions<'a> {
@@ -29,6 +30,18 @@ pub struct LoadOptions<'a> {
     pub samplings: &'a [Sampling],
     /// How the weights are read.
     pub stream: Options,
+    /// The image encoder, if it is to be loaded too.
+    pub images: Option<LoadImages<'a>>,
+}
+
+/// How an image encoder is loaded.
+pub struct LoadImages<'a> {
+    /// Its files.
+    pub vision: &'a Vision,
+    /// The sizes of its buffers.
+    pub limits: ImageLimits,
+    /// The memory of its weights.
+    pub memory: Memory,
 }
 
 impl Runner {
@@ -39,11 +52,17 @@ impl Runner {
         options: &LoadOptions<'_>,
         control: &Control,
     ) -> Result<(Self, Stats)> {
-        let LoadOptions { placement, limits, reproducible, samplings, stream } = options;
+        let LoadOptions { placement, limits, reproducible, samplings, stream, images } = options;
         let weights = load::allocate(device, checkpoint, placement, stream)?;
         let model = Model::from_weights(device, checkpoint.config.clone(), weights)?;
         let model = Arc::new(model.with_reproducible(*reproducible));
         let mut runner = Runner::new(model.clone(), *limits)?;
+        let vision = images.as_ref().map(|images| VisionBlueprint::new(images.vision)).transpose()?;
+        if let (Some(blueprint), Some(images)) = (&vision, images) {
+            let weights = blueprint.allocate(device, images.memory, stream)?;
+            let (config, units) = (images.vision.config.clone(), model.matrix_units());
+            runner = runner.with_encoder(ImageEncoder::new(device, config, weights, units, images.limits)?);
+        }
         if !samplings.is_empty() {
             runner.allocate_first_requests(samplings)?;
         }
@@ -59,8 +78,12 @@ impl Runner {
             let compiled = compiling.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             (filled, compiled)
         });
-        let stats = filled?;
+        let mut stats = filled?;
         compiled?;
+        if let (Some(blueprint), Some(encoder)) = (&vision, runner.encoder()) {
+            let more = blueprint.fill(encoder.weights(), device, stream, control)?;
+            stats = Stats { bytes: stats.bytes + more.bytes, seconds: stats.seconds + more.seconds };
+        }
         Ok((runner, stats))
     }
 }

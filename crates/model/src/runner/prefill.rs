@@ -45,8 +45,7 @@ impl Runner {
                 return Err(Error::Cancelled);
             }
         }
-        let last =
-            Row { token: tokens[tokens.len() - 1], position: sequence.len() - 1, slot: sequence.slot() };
+        let last = Row::text(tokens[tokens.len() - 1], sequence.len() - 1, sequence.slot());
         Ok(self.read_sampled(0, &[last])?.remove(0))
     }
 

@@ -61,6 +61,12 @@ pub struct Demand {
 }
 
 impl Demand {
+    /// Adds something that is placed like a matrix, after the others.
+    pub fn add_weight(&mut self, weight: WeightDemand) {
+        self.smaller.iter_mut().for_each(|(_, weights)| weights.push(weight.clone()));
+        self.weights.push(weight);
+    }
+
     /// Bytes of all weights.
     pub(super) fn weight_bytes(&self) -> u64 {
         self.weights.iter().map(|weight| weight.bytes).sum()

@@ -2,9 +2,11 @@
 
 use std::{collections::BTreeMap, num::NonZeroU32};
 
+use model::is_image_token;
+
 use proptest::{collection::vec, option, prelude::*};
 
-use super::{Harness, VOCAB, collect_all};
+use super::{Harness, VOCAB, collect_all, image};
 use crate::{
     BackendError, Capacity, Event, EventStream, Request, RequestError, Sampling, TokenConstraint, Usage,
     testing::{EveryNth, MockOptions},
@@ -24,6 +26,25 @@ struct Client {
 struct Scenario {
     options: MockOptions,
     clients: Vec<Client>,
+}
+
+/// An image of a prompt: its number, its place and its length.
+type ImageBlock = (u8, usize, u32);
+
+/// Puts images into a prompt, in place of text: not next to each other, nor at the end.
+fn add_images(request: &mut Request, blocks: &[ImageBlock]) {
+    let mut images = vec![];
+    for (number, place, length) in blocks {
+        let image = image(*number, *length);
+        let (start, end) = (*place, *place + *length as usize);
+        let around = start.saturating_sub(1)..end + 1;
+        if end + 1 < request.prompt.len() && !request.prompt[around].iter().any(|token| is_image_token(*token)) {
+            request.prompt.splice(start..end, image.tokens());
+            images.push((start, image));
+        }
+    }
+    images.sort_by_key(|(start, _)| *start);
+    request.images = images.into_iter().map(|(_, image)| image).collect();
 }
 
 fn grammar() -> impl Strategy<Value = EveryNth> {
@@ -80,7 +101,10 @@ fn scenario(max_errors: usize) -> impl Strategy<Value = Scenario> {
     let sequences = (1..5_u32, 4..40_u32, 1..7_u32);
     let steps = (1..10_usize, 1..6_usize, 1..6_usize, 1..6_usize, 1..5_u32);
     let cache = (0.0..2.0_f64, 1..40_u32, prop::bool::weighted(0.8));
-    (sequences, steps, cache).prop_flat_map(move |(sequences, steps, (extra_pages, window, prefix_cache))| {
+    let encoder = (1..4_u32, 1..4_u32, 1..10_usize);
+    (sequences, steps, cache, encoder).prop_flat_map(move |(sequences, steps, cache, encoder)| {
+        let (extra_pages, window, prefix_cache) = cache;
+        let (max_images_per_step, encode_calls, prefill_budget) = encoder;
         let (max_sequences, context_length, page_size) = sequences;
         let (prefill_chunk, max_steps, max_sequences_per_step, decode_batch, max_chunks_per_step) = steps;
         let min_pages = context_length.div_ceil(page_size);
@@ -91,11 +115,20 @@ fn scenario(max_errors: usize) -> impl Strategy<Value = Scenario> {
             page_size,
             pages: min_pages + (f64::from(min_pages) * extra_pages) as u32,
             max_chunks_per_step,
+            max_images_per_step,
             prefix_cache,
         };
+        let images = vec((0..3_u8, 0..context_length as usize, 1..=prefill_chunk as u32), 0..4);
+        let images = vec(images, MAX_CLIENTS as usize);
         let errors = proptest::collection::btree_map(0..60_u64, backend_error(), 0..=max_errors);
-        (vec(client(context_length as usize), 1..MAX_CLIENTS as usize), errors).prop_map(
-            move |(mut clients, errors)| {
+        (vec(client(context_length as usize), 1..MAX_CLIENTS as usize), images, errors).prop_map(
+            move |(mut clients, images, errors)| {
+                for (client, images) in clients.iter_mut().zip(&images) {
+                    // Their log probabilities cannot be reported.
+                    if client.request.prompt_logprobs.is_none() {
+                        add_images(&mut client.request, images);
+                    }
+                }
                 clients.sort_by_key(|client| client.submit_round);
                 // The last prompt token identifies the client: it occurs nowhere else in a prompt.
                 for (number, client) in clients.iter_mut().enumerate() {
@@ -105,6 +138,8 @@ fn scenario(max_errors: usize) -> impl Strategy<Value = Scenario> {
                     capacity,
                     window,
                     prefill_chunk,
+                    prefill_budget,
+                    encode_calls,
                     max_steps,
                     decode_batch,
                     max_sequences_per_step,
