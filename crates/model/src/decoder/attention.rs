@@ -188,6 +188,7 @@ impl Layer<'_> {
             kv: cache.layer(self.number as usize),
             table: &cache.table(self.attention.span),
             positions: state.positions.view(),
+            last_visible: state.positions.view(),
             slots: state.slots.view(),
             active: rows.active.clone(),
             chunk_ends: rows.chunk_ends.clone(),
