@@ -10,6 +10,8 @@ pub mod attention_combine {
         /// Read by the shader.
         pub positions: gpu::Address,
         /// Read by the shader.
+        pub last_visible: gpu::Address,
+        /// Read by the shader.
         pub active_rows: gpu::Address,
         /// Written by the shader.
         pub o: gpu::Address,
@@ -28,20 +30,21 @@ pub mod attention_combine {
     }
 
     impl gpu::PushConstants for Push {
-        const SIZE: u32 = 64;
+        const SIZE: u32 = 72;
 
         fn encode(&self, writer: &mut gpu::PushWriter) {
             writer.buffer(0, &self.split_outputs, gpu::Access::Read);
             writer.buffer(8, &self.max_and_sum, gpu::Access::Read);
             writer.buffer(16, &self.positions, gpu::Access::Read);
-            writer.buffer(24, &self.active_rows, gpu::Access::Read);
-            writer.buffer(32, &self.o, gpu::Access::Write);
-            writer.word(40, self.heads);
-            writer.word(44, self.o_stride);
-            writer.word(48, self.window);
-            writer.word(52, self.splits);
-            writer.word(56, self.min_blocks);
-            writer.word(60, self.block);
+            writer.buffer(24, &self.last_visible, gpu::Access::Read);
+            writer.buffer(32, &self.active_rows, gpu::Access::Read);
+            writer.buffer(40, &self.o, gpu::Access::Write);
+            writer.word(48, self.heads);
+            writer.word(52, self.o_stride);
+            writer.word(56, self.window);
+            writer.word(60, self.splits);
+            writer.word(64, self.min_blocks);
+            writer.word(68, self.block);
         }
     }
 
@@ -70,7 +73,7 @@ pub mod attention_combine {
     pub static T0: gpu::Shader = gpu::Shader {
         name: "attention_combine.t0",
         spirv: include_bytes!("attention_combine.t0.spv"),
-        push_size: 64,
+        push_size: 72,
         constant_ids: &[0, 1],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
@@ -292,6 +295,8 @@ pub mod attention_flash {
         /// Read by the shader.
         pub positions: gpu::Address,
         /// Read by the shader.
+        pub last_visible: gpu::Address,
+        /// Read by the shader.
         pub slots: gpu::Address,
         /// Read by the shader.
         pub table: gpu::Address,
@@ -316,24 +321,25 @@ pub mod attention_flash {
     }
 
     impl gpu::PushConstants for Push {
-        const SIZE: u32 = 96;
+        const SIZE: u32 = 104;
 
         fn encode(&self, writer: &mut gpu::PushWriter) {
             writer.buffer(0, &self.q, gpu::Access::Read);
             writer.buffer(8, &self.k, gpu::Access::Read);
             writer.buffer(16, &self.v, gpu::Access::Read);
             writer.buffer(24, &self.positions, gpu::Access::Read);
-            writer.buffer(32, &self.slots, gpu::Access::Read);
-            writer.buffer(40, &self.table, gpu::Access::Read);
-            writer.buffer(48, &self.active_rows, gpu::Access::Read);
-            writer.buffer(56, &self.chunk_ends, gpu::Access::Read);
-            writer.buffer(64, &self.o, gpu::Access::Write);
-            writer.word(72, self.heads);
-            writer.word(76, self.kv_heads);
-            writer.word(80, self.o_stride);
-            writer.word(84, self.table_stride);
-            writer.word(88, self.window);
-            writer.word(92, self.chunks);
+            writer.buffer(32, &self.last_visible, gpu::Access::Read);
+            writer.buffer(40, &self.slots, gpu::Access::Read);
+            writer.buffer(48, &self.table, gpu::Access::Read);
+            writer.buffer(56, &self.active_rows, gpu::Access::Read);
+            writer.buffer(64, &self.chunk_ends, gpu::Access::Read);
+            writer.buffer(72, &self.o, gpu::Access::Write);
+            writer.word(80, self.heads);
+            writer.word(84, self.kv_heads);
+            writer.word(88, self.o_stride);
+            writer.word(92, self.table_stride);
+            writer.word(96, self.window);
+            writer.word(100, self.chunks);
         }
     }
 
@@ -404,7 +410,7 @@ pub mod attention_flash {
     pub static T1: gpu::Shader = gpu::Shader {
         name: "attention_flash.t1",
         spirv: include_bytes!("attention_flash.t1.spv"),
-        push_size: 96,
+        push_size: 104,
         constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
@@ -413,7 +419,7 @@ pub mod attention_flash {
     pub static T2: gpu::Shader = gpu::Shader {
         name: "attention_flash.t2",
         spirv: include_bytes!("attention_flash.t2.spv"),
-        push_size: 96,
+        push_size: 104,
         constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
@@ -435,6 +441,8 @@ pub mod attention_paged {
         pub v: gpu::Address,
         /// Read by the shader.
         pub positions: gpu::Address,
+        /// Read by the shader.
+        pub last_visible: gpu::Address,
         /// Read by the shader.
         pub slots: gpu::Address,
         /// Read by the shader.
@@ -466,27 +474,28 @@ pub mod attention_paged {
     }
 
     impl gpu::PushConstants for Push {
-        const SIZE: u32 = 112;
+        const SIZE: u32 = 120;
 
         fn encode(&self, writer: &mut gpu::PushWriter) {
             writer.buffer(0, &self.q, gpu::Access::Read);
             writer.buffer(8, &self.k, gpu::Access::Read);
             writer.buffer(16, &self.v, gpu::Access::Read);
             writer.buffer(24, &self.positions, gpu::Access::Read);
-            writer.buffer(32, &self.slots, gpu::Access::Read);
-            writer.buffer(40, &self.table, gpu::Access::Read);
-            writer.buffer(48, &self.active_rows, gpu::Access::Read);
-            writer.buffer(56, &self.chunk_ends, gpu::Access::Read);
-            writer.buffer(64, &self.o, gpu::Access::Write);
-            writer.buffer(72, &self.max_and_sum, gpu::Access::Write);
-            writer.word(80, self.heads);
-            writer.word(84, self.kv_heads);
-            writer.word(88, self.o_stride);
-            writer.word(92, self.table_stride);
-            writer.word(96, self.window);
-            writer.word(100, self.splits);
-            writer.word(104, self.min_blocks);
-            writer.word(108, self.chunks);
+            writer.buffer(32, &self.last_visible, gpu::Access::Read);
+            writer.buffer(40, &self.slots, gpu::Access::Read);
+            writer.buffer(48, &self.table, gpu::Access::Read);
+            writer.buffer(56, &self.active_rows, gpu::Access::Read);
+            writer.buffer(64, &self.chunk_ends, gpu::Access::Read);
+            writer.buffer(72, &self.o, gpu::Access::Write);
+            writer.buffer(80, &self.max_and_sum, gpu::Access::Write);
+            writer.word(88, self.heads);
+            writer.word(92, self.kv_heads);
+            writer.word(96, self.o_stride);
+            writer.word(100, self.table_stride);
+            writer.word(104, self.window);
+            writer.word(108, self.splits);
+            writer.word(112, self.min_blocks);
+            writer.word(116, self.chunks);
         }
     }
 
@@ -549,7 +558,7 @@ pub mod attention_paged {
     pub static T0: gpu::Shader = gpu::Shader {
         name: "attention_paged.t0",
         spirv: include_bytes!("attention_paged.t0.spv"),
-        push_size: 112,
+        push_size: 120,
         constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
@@ -558,7 +567,7 @@ pub mod attention_paged {
     pub static T1: gpu::Shader = gpu::Shader {
         name: "attention_paged.t1",
         spirv: include_bytes!("attention_paged.t1.spv"),
-        push_size: 112,
+        push_size: 120,
         constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };

@@ -1,5 +1,5 @@
 // The positions that a row attends to, and how they are divided among KV splits. Both depend only on the
-// row's position, the window and constants: a row gets the same sums in any batch.
+// row's position, its last visible position, the window and constants: a row gets the same sums in any batch.
 
 // The first position that a row at `position` attends to.
 uint first_position(uint position, uint window) {

@@ -275,7 +275,7 @@ impl Data {
         let elements = kv_shape.elements() as usize;
         let (mut k, mut v) = (vec![f64::NAN; elements], vec![f64::NAN; elements]);
         for (slot, position) in (0..).zip(step.positions.iter().copied()) {
-            for at in range(position, shape.window) {
+            for at in range(position, position, shape.window) {
                 let entry = &mut table[(slot * table_stride + at / shape.page_size) as usize];
                 if *entry == 0 {
                     *entry = free.swap_remove(random.integer(0, free.len() as i64 - 1) as usize);

@@ -22,7 +22,7 @@ pub fn attend(
     let groups = (0..).zip(q.chunks(group));
     groups
         .flat_map(|(kv_head, group)| {
-            let seen = paged::reference::range(position, shape.window);
+            let seen = paged::reference::range(position, position, shape.window);
             let (keys, values): (Vec<_>, Vec<_>) = seen.map(|at| line(kv_head, at)).unzip();
             let heads = group.chunks(shape.head_dim as usize);
             heads.map(|q| paged::reference::attention(q, &keys, &values)).collect::<Vec<_>>()

@@ -24,6 +24,11 @@
 // the parts of the scores in shared memory, always in order, and find the same weights. Values take the place
 // of the keys there.
 //
+// A head that is not a multiple of 16 is padded with zeros in shared memory; the cache, queries and outputs are not.
+//
+// A row sees the keys of its window up to its last visible position: its own, or the last of its image, whose
+// rows see each other in both directions.
+//
 // A key outside a row's range does not change its sums, not even their rounding, and a block without keys of
 // a subgroup's rows is skipped: a row's result does not depend on the other rows, provided that matrix units
 // treat all their rows alike.
@@ -60,6 +65,8 @@ layout(push_constant, scalar) uniform Push {
     Words4 k;
     Words4 v;
     Numbers positions;
+    // Last position that each row sees, at or after its own. Never decreases within a chunk.
+    Numbers last_visible;
     Numbers slots;
     Numbers table;
     // Active rows first..end.
@@ -72,7 +79,7 @@ layout(push_constant, scalar) uniform Push {
     uint kv_heads;
     uint o_stride;
     uint table_stride;
-    // Sliding window: positions that a row attends to, its own included; 0 for all.
+    // Sliding window: positions up to its own that a row attends to; 0 for all.
     uint window;
     // Maximum number of chunks.
     uint chunks;
@@ -87,23 +94,24 @@ layout(push_constant, scalar) uniform Push {
 const uint SUBGROUPS = THREADS / LANES;
 const uint PAIRS = 16 * SUBGROUPS / HEAD_PARTS;
 // Matrices per part of a head, and per block of keys.
-const uint PART_TILES = HEAD_DIM / 16 / HEAD_PARTS;
+const uint PART_TILES = (HEAD_DIM / HEAD_PARTS + 15) / 16;
 const uint KEY_TILES = KEYS / 16;
 
-// Shared memory: queries, keys and values as lines of units; a unit is 8 f16 values. A line has an even
-// number of units: with one unit of padding between lines, the same unit of 8 lines covers all banks. Queries
-// kept in registers are no longer needed here when the first key arrives.
+// Shared memory: queries, keys and values as lines of units; a unit is 8 f16 values. A line is padded to an even
+// number of units, UNITS in the cache: with one more unit between lines, the same unit of 8 lines covers all banks.
+// Queries kept in registers are no longer needed here when the first key arrives.
 const uint UNITS = HEAD_DIM / 8;
-const uint STRIDE = UNITS + 1;
+const uint PADDED_UNITS = UNITS + UNITS % 2;
+const uint STRIDE = PADDED_UNITS + 1;
 const uint Q_AT = 0;
 const uint K_AT = QUERIES_IN_REGISTERS ? 0 : PAIRS * STRIDE;
 const uint V_AT = HEAD_PARTS > 1 ? K_AT : K_AT + KEYS * STRIDE;
 const uint LINES_END = V_AT + KEYS * STRIDE;
 // Then scratch per subgroup: 16 rows of scores, f32, followed by 16 rows of weights, f16. The padding is such
-// that ROW_THREADS threads of each of 4 rows read scores from all banks. Where heads have parts, queries kept
-// in registers and outputs use the memory of the scratch as well.
-const uint QUERIES_END = HEAD_PARTS > 1 ? 0 : PAIRS * STRIDE;
-const uint SCRATCH_AT = LINES_END > QUERIES_END ? LINES_END : QUERIES_END;
+// that ROW_THREADS threads of each of 4 rows read scores from all banks. Queries kept in registers and outputs
+// use the memory of the scratch as well.
+const uint QUERIES_END = PAIRS * STRIDE;
+const uint SCRATCH_AT = LINES_END;
 const uint SCORES_STRIDE = KEYS / 4 + 2;
 const uint WEIGHTS_AT = 16 * SCORES_STRIDE;
 const uint WEIGHTS_STRIDE = KEYS / 8 + 1;
@@ -112,10 +120,11 @@ const uint SUBGROUP_SCRATCH = WEIGHTS_AT + 16 * WEIGHTS_STRIDE;
 const uint FACTORS_STRIDE = 5;
 const uint SCRATCH_END = SCRATCH_AT + SUBGROUPS * SUBGROUP_SCRATCH;
 // Outputs reuse all of this memory, this many matrices of a row at a time.
-const uint OUT_STRIDE = UNITS / HEAD_PARTS + 1;
+const uint OUT_STRIDE = PADDED_UNITS / HEAD_PARTS + 1;
 const uint OUT_TILES = OUT_STRIDE / 4;
 const uint OUT_END = SUBGROUPS * 16 * OUT_STRIDE;
-shared uvec4 units[SCRATCH_END > OUT_END ? SCRATCH_END : OUT_END];
+const uint LATER_END = SCRATCH_END > OUT_END ? SCRATCH_END : OUT_END;
+shared uvec4 units[LATER_END > QUERIES_END ? LATER_END : QUERIES_END];
 #include "matrix.glsl"
 
 // Threads that share a row of scores, and rows per thread.
@@ -217,7 +226,7 @@ void main() {
     // Position of the first row; row r of the tile is at r more.
     uint position = push.positions.data[first_row];
     uint first = first_position(position, push.window);
-    uint last = position + last_row - first_row;
+    uint last = push.last_visible.data[last_row];
 
     uint thread = thread_index();
     uint lane = gl_SubgroupInvocationID;
@@ -225,9 +234,13 @@ void main() {
     // The subgroup's first pair. A subgroup without pairs helps to load, and writes nothing.
     uint own_pair = first_pair + gl_SubgroupID / HEAD_PARTS * 16;
     bool is_empty = own_pair >= pairs;
-    uint own_row = own_pair / group;
-    uint own_first = position + own_row - first_row;
-    uint own_last = min(position + (own_pair + 15) / group - first_row, last);
+    uint own_first_row = min(own_pair / group, last_row);
+    uint own_last_row = min((own_pair + 15) / group, last_row);
+    // Keys that any of the subgroup's rows sees, and keys that all of them see.
+    uint any_first = first_position(position + own_first_row - first_row, push.window);
+    uint any_last = push.last_visible.data[own_last_row];
+    uint all_first = first_position(position + own_last_row - first_row, push.window);
+    uint all_last = push.last_visible.data[own_first_row];
     uint scratch_at = SCRATCH_AT + gl_SubgroupID * SUBGROUP_SCRATCH;
     // The first matrix of the subgroup's part of the head, and the scores of the first part.
     uint first_tile = gl_SubgroupID % HEAD_PARTS * PART_TILES;
@@ -245,6 +258,13 @@ void main() {
         uvec2 low = packed_halves(push.q.data[at] * LOG2_E);
         uvec2 high = packed_halves(push.q.data[at + 1] * LOG2_E);
         units[Q_AT + i / UNITS * STRIDE + i % UNITS] = uvec4(low, high);
+    }
+    if (PADDED_UNITS > UNITS) {
+        // Nothing else is written there until the outputs are.
+        const uint END = LINES_END > QUERIES_END ? LINES_END : QUERIES_END;
+        for (uint at = thread * STRIDE + UNITS; at < END; at += THREADS * STRIDE) {
+            units[at] = uvec4(0);
+        }
     }
     uint q_at = Q_AT + gl_SubgroupID / HEAD_PARTS * 16 * STRIDE + 2 * first_tile;
     MatrixA queries[QUERIES_IN_REGISTERS ? PART_TILES : 1];
@@ -265,11 +285,13 @@ void main() {
     MatrixB ones;
     matrix_ones(ones);
     float reference_score[LANE_ROWS];
-    uint own_positions[LANE_ROWS];
+    uint lane_first[LANE_ROWS];
+    uint lane_last[LANE_ROWS];
     unrolled for (uint i = 0; i < LANE_ROWS; i++) {
         reference_score[i] = NO_SCORE;
         uint pair = min(own_pair + i * (LANES / ROW_THREADS) + lane / ROW_THREADS, pairs - 1);
-        own_positions[i] = position + pair / group - first_row;
+        lane_first[i] = first_position(position + pair / group - first_row, push.window);
+        lane_last[i] = push.last_visible.data[pair / group];
     }
 
     store_block(K_AT, thread, fetched);
@@ -280,7 +302,7 @@ void main() {
         uint next_page = push.table.data[pages + min(block + 1, end - 1) * KEYS / PAGE_SIZE];
         uint block_first = block * KEYS;
         uint block_last = block_first + KEYS - 1;
-        bool has_keys = !is_empty && block_first <= own_last && block_last >= first_position(own_first, push.window);
+        bool has_keys = !is_empty && block_first <= any_last && block_last >= any_first;
         if (has_keys) {
             MatrixSums scores[KEY_TILES * CHAINS];
             unrolled for (uint i = 0; i < KEY_TILES * CHAINS; i++) {
@@ -316,7 +338,7 @@ void main() {
         bool any_rescaled = false;
         float factors[LANE_ROWS];
         if (has_keys) {
-            bool all_in_range = block_last <= own_first && block_first >= first_position(own_last, push.window);
+            bool all_in_range = block_first >= all_first && block_last <= all_last;
             unrolled for (uint i = 0; i < LANE_ROWS; i++) {
                 uint row = i * (LANES / ROW_THREADS) + lane / ROW_THREADS;
                 vec4 weights[LANE_VEC4S];
@@ -328,10 +350,9 @@ void main() {
                     }
                 }
                 if (!all_in_range) {
-                    uint low = first_position(own_positions[i], push.window);
                     unrolled for (uint j = 0; j < LANE_VEC4S; j++) {
                         uvec4 key = block_first + (j * ROW_THREADS + row_thread) * 4 + uvec4(0, 1, 2, 3);
-                        bvec4 in_range = equal(clamp(key, uvec4(low), uvec4(own_positions[i])), key);
+                        bvec4 in_range = equal(clamp(key, uvec4(lane_first[i]), uvec4(lane_last[i])), key);
                         weights[j] = mix(vec4(MASKED), weights[j], in_range);
                     }
                 }
@@ -421,6 +442,9 @@ void main() {
         subgroup_shared_barrier();
         // Vec8s per row.
         uint vec8s = 2 * tiles;
+        if (PADDED_UNITS > UNITS) {
+            vec8s = min(vec8s, UNITS - 2 * tile);
+        }
         for (uint i = lane; i < 16 * vec8s; i += LANES) {
             uint pair = own_pair + i / vec8s;
             if (pair < pairs) {

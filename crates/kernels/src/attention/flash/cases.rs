@@ -11,7 +11,7 @@ use crate::{
         kv::{KvLayer, KvTable, reference as stored},
         paged::{
             Mode, Operands,
-            cases::{Data, Step, prefills},
+            cases::{Data, Step, encoder, image_steps, images, prefill as chunk, prefills},
             reference as exact,
         },
     },
@@ -32,8 +32,7 @@ const GEMMA: Shape = Shape {
 
 /// `count` rows at consecutive positions.
 pub(super) fn prefill(shape: Shape, first: u32, count: u32) -> Step {
-    let rows = (first..first + count).map(|position| (1, position)).collect();
-    Step { shape, mode: Mode::Prefill, rows, inactive_before: 0, inactive_after: 3, query_scale: 1.0 }
+    Step { inactive_after: 3, ..chunk(shape, first, count) }
 }
 
 /// Covers every head length, group size and scheme, and ranges around the boundaries of pages, blocks, tiles and
@@ -41,6 +40,7 @@ pub(super) fn prefill(shape: Shape, first: u32, count: u32) -> Step {
 pub(super) fn steps() -> Vec<Step> {
     let long = Shape { heads: 4, kv_heads: 2, head_dim: 128, ..GEMMA };
     let small = Shape { heads: 2, kv_heads: 2, head_dim: 64, page_size: 16, ..GEMMA };
+    let patch = Shape { heads: 2, kv_heads: 2, head_dim: 72, page_size: 16, ..GEMMA };
     let int8 = KvScheme::Int8;
     vec![
         prefill(GEMMA, 0, 17),
@@ -72,7 +72,16 @@ pub(super) fn steps() -> Vec<Step> {
         // After rows of other sequences.
         Step { inactive_before: 5, ..prefill(Shape { window: 40, ..GEMMA }, 50, 23) },
         Step { inactive_before: 1, ..prefill(Shape { heads: 7, kv_heads: 1, ..small }, 3, 40) },
+        encoder(patch, &[19, 70, 1]),
+        prefill(long, 30, 51).with_images(&[(1, 33..79)]),
+        encoder(Shape { page_size: 64, ..patch }, &[150, 33]),
+        Step { query_scale: 14.0, ..encoder(Shape { heads: 1, kv_heads: 1, head_dim: 40, ..patch }, &[47]) },
+        prefill(Shape { window: 40, ..GEMMA }, 60, 21).with_images(&[(1, 61..80)]),
+        prefill(Shape { scheme: int8, window: 30, ..GEMMA }, 60, 21).with_images(&[(1, 60..63), (1, 70..81)]),
     ]
+    .into_iter()
+    .chain(image_steps(small))
+    .collect()
 }
 
 /// Heads whose output exceeds the registers of a subgroup, so that several share it. Without cooperative
@@ -88,6 +97,7 @@ pub(super) fn long_head_steps() -> Vec<Step> {
         Step { query_scale: 14.0, ..prefill(long, 120, 40) },
         Step { inactive_before: 3, ..prefills(int8, &[(3, 20), (0, 9), (64, 2), (5, 1)]) },
         prefill(Shape { head_dim: 384, ..long }, 30, 40),
+        prefill(Shape { window: 40, ..long }, 60, 21).with_images(&[(1, 61..80)]),
     ]
 }
 
@@ -102,6 +112,7 @@ pub(super) fn mixed_steps() -> Vec<Step> {
         mixed(Shape { window: 40, ..GEMMA }),
         mixed(int8),
         Step { inactive_before: 2, ..mixed(long) },
+        mixed(Shape { window: 40, ..long }).with_images(&[(2, 70..140), (0, 0..4), (1, 130..301)]),
     ]
 }
 
@@ -144,8 +155,9 @@ fn name(step: &Step, kind: Kind, plan: &Plan) -> String {
     };
     let window = if shape.window > 0 { format!(", window {}", shape.window) } else { String::new() };
     let chunks = step.chunk_ends().map_or(String::new(), |ends| format!(" in {} chunks", ends.len() - 2));
+    let images = images(step);
     format!(
-        "{} rows{chunks} from {}{before}, {}/{} × {} {}, pages of {}{window}{scores}, to {}, {} pairs × {} keys{}{}{}",
+        "{} rows{chunks} from {}{before}{images}, {}/{} × {} {}, pages of {}{window}{scores}, to {}, {} pairs × {} keys{}{}{}",
         step.rows.len(),
         step.rows[0].1,
         shape.heads,
@@ -171,9 +183,20 @@ const SCORE_ROUNDING: f64 = 1e-6;
 
 /// Runs one step with one plan on random data and compares the result.
 pub(super) fn run(device: &Device, step: &Step, kind: Kind, plan: Plan) -> Result<Comparison> {
+    run_as(device, step, step, kind, plan)
+}
+
+/// The same with the rows and masks of the step `computed`, which must not pass as another one.
+pub(super) fn run_as(
+    device: &Device,
+    computed: &Step,
+    step: &Step,
+    kind: Kind,
+    plan: Plan,
+) -> Result<Comparison> {
     let data = Data::new(step);
     let mut comparison = Comparison::default();
-    let o = attend(device, step, kind, plan, &data, &mut comparison)?;
+    let o = attend(device, computed, kind, plan, &data, &mut comparison)?;
     let shape = &step.shape;
     let d = shape.head_dim as usize;
     let row = shape.heads as usize * d;
@@ -183,7 +206,7 @@ pub(super) fn run(device: &Device, step: &Step, kind: Kind, plan: Plan) -> Resul
         for head in 0..shape.heads {
             let q = reference::query(&data.q[i * row + head as usize * d..][..d]);
             let element = |at| data.element(shape, slot, head / (shape.heads / shape.kv_heads), at);
-            let range = exact::range(position, shape.window);
+            let range = step.range(slot, position);
             let keys: Vec<&[f64]> = range.clone().map(|at| &all_keys[element(at)..][..d]).collect();
             let values: Vec<&[f64]> = range.map(|at| &all_values[element(at)..][..d]).collect();
             let largest = values.iter().copied().flatten();
@@ -238,7 +261,7 @@ pub(super) fn attend(
         k: arena.buffer_from("keys", &stored::words(&data.k, &data.kv_shape))?,
         v: arena.buffer_from("values", &stored::words(&data.v, &data.kv_shape))?,
     };
-    let (slots, positions) = step.slots_and_positions();
+    let (slots, positions, last_visible) = step.slots_and_positions();
     let columns = step.columns();
     let k = (shape.heads * shape.head_dim) as usize;
     let values = columns * k.next_multiple_of(QUAD);
@@ -252,6 +275,7 @@ pub(super) fn attend(
         kv: &kv,
         table: &KvTable { view: arena.buffer_from("table", &data.table)?.view(), stride: data.table_stride },
         positions: arena.buffer_from("positions", &positions)?.view(),
+        last_visible: arena.buffer_from("last_visible", &last_visible)?.view(),
         slots: arena.buffer_from("slots", &slots)?.view(),
         active: arena.buffer_from("active", &step.active_rows())?.view(),
         chunk_ends: step

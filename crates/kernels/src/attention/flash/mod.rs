@@ -88,6 +88,7 @@ impl FlashAttention {
             k: (&operands.kv.k).into(),
             v: (&operands.kv.v).into(),
             positions: operands.positions.clone().into(),
+            last_visible: operands.last_visible.clone().into(),
             slots: operands.slots.clone().into(),
             table: operands.table.view.clone().into(),
             active_rows: operands.active.clone().into(),

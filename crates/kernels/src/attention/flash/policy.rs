@@ -71,18 +71,17 @@ impl Plan {
 
     /// Shared memory per workgroup, in bytes.
     pub fn shared_bytes(&self, shape: &Shape) -> u32 {
-        let line = shape.head_dim / 8 + 1;
+        let line = shape.head_dim.next_multiple_of(SIDE) / 8 + 1;
         let scratch = self.subgroups * (SIDE * (self.keys / 4 + 2) + SIDE * (self.keys / 8 + 1));
         let queries = if self.queries_in_registers { 0 } else { self.pairs() };
         let units = match self.head_parts {
-            1 => (queries + 2 * self.keys).max(self.pairs()) * line + scratch,
-            // Values take the place of keys, and outputs that of everything.
-            parts => {
-                let outputs = self.subgroups * SIDE * (shape.head_dim / 8 / parts + 1);
-                ((queries + self.keys) * line + scratch).max(outputs)
-            }
+            1 => (queries + 2 * self.keys) * line + scratch,
+            // Values take the place of keys.
+            _ => (queries + self.keys) * line + scratch,
         };
-        units * 16
+        // Queries that go to registers and outputs take the place of everything.
+        let outputs = self.subgroups * SIDE * ((line - 1) / self.head_parts + 1);
+        units.max(self.pairs() * line).max(outputs) * 16
     }
 
     fn fits(&self, caps: &Caps, shape: &Shape) -> bool {
@@ -94,12 +93,14 @@ impl Plan {
     /// The reason why the plan cannot serve a shape, if any.
     pub fn check(&self, shape: &Shape) -> Result<(), String> {
         let (head_dim, parts) = (shape.head_dim, self.head_parts.max(1));
-        if !head_dim.is_multiple_of(SIDE * parts)
+        // A head that is not divided is padded.
+        let multiple = if parts == 1 { 8 } else { SIDE * parts };
+        if !head_dim.is_multiple_of(multiple)
             || !(MIN_PART * parts..=MAX_PART * parts).contains(&head_dim)
             || head_dim > MAX_HEAD_DIM
         {
             return Err(format!(
-                "a head_dim of {head_dim} in {parts} parts is not supported: each part must be a multiple of {SIDE} from {MIN_PART} to {MAX_PART}, and the head at most {MAX_HEAD_DIM}"
+                "a head_dim of {head_dim} in {parts} parts is not supported: it must be a multiple of {multiple}, each part from {MIN_PART} to {MAX_PART}, and the head at most {MAX_HEAD_DIM}"
             ));
         }
         if self.head_parts == 0 || !self.subgroups.is_multiple_of(self.head_parts) {
@@ -150,9 +151,14 @@ fn fitting(caps: &Caps, shape: &Shape, tier: Tier, lanes: u32) -> Vec<Plan> {
     }
     // A block of keys is about 8 KiB, and so is a block of values.
     let max_keys = (4096 / shape.head_dim.max(1)).min(shape.page_size);
+    // Image encoders have short heads without GQA, and thousands of rows: larger tiles, which load keys and values
+    // less often, still fill the device.
+    let many_rows = shape.heads == shape.kv_heads && shape.head_dim <= 80;
+    let max_subgroups = if many_rows { 8 } else { 4 };
     // Queries and outputs of long heads exceed the registers of some devices.
     let in_registers = if shape.head_dim <= 128 { [true, false] } else { [false, true] };
-    let plans = [4, 3, 2, 1].into_iter().flat_map(|subgroups| {
+    let subgroups = [8, 4, 3, 2, 1].into_iter().filter(|subgroups| *subgroups <= max_subgroups);
+    let plans = subgroups.flat_map(|subgroups| {
         let blocks = [64, 32, 16].into_iter().filter(|keys| *keys <= max_keys);
         // Four matrices of scores keep a matrix unit busy; with one or two, each product would wait for the
         // previous one.
@@ -191,10 +197,10 @@ fn fitting_in_parts(caps: &Caps, shape: &Shape, tier: Tier, lanes: u32) -> Vec<P
     plans.filter(|plan| plan.fits(caps, shape)).collect()
 }
 
-/// Heads, KV heads and head_dim of the Gemma 3 family, smallest model first, of heads of 64, and of the global
-/// layers of Gemma 4. Windows need no other variants.
-const MODEL_SHAPES: [(u32, u32, u32); 6] =
-    [(4, 1, 256), (8, 4, 256), (16, 8, 256), (32, 16, 128), (9, 3, 64), (16, 2, 512)];
+/// Heads, KV heads and head_dim of the Gemma 3 family, smallest model first, of heads of 64, of the global
+/// layers of Gemma 4, and of Gemma 3's image encoder. Windows need no other variants.
+const MODEL_SHAPES: [(u32, u32, u32); 7] =
+    [(4, 1, 256), (8, 4, 256), (16, 8, 256), (32, 16, 128), (9, 3, 64), (16, 2, 512), (16, 16, 72)];
 
 /// Pipelines that the policy may request: those of the Gemma 3 and 4 families, and of heads of 64.
 pub fn variants(caps: &Caps) -> Vec<Variant> {
@@ -210,6 +216,9 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
                 window: 0,
                 context_length: 131_072,
             };
+            if shape.check().is_err() {
+                continue;
+            }
             let plan = plan(caps, &shape);
             for plan in plan.into_iter().flat_map(|plan| [plan, plan.with_independent_rows(&shape)]) {
                 let new = variant(&shape, Output::F16, plan);

@@ -12,7 +12,7 @@ use crate::{
         kv::{KvLayer, KvShape, KvTable},
         paged::{
             Operands,
-            cases::{Data, Step},
+            cases::{Data, Step, image_steps},
         },
     },
     case::Comparison,
@@ -67,7 +67,8 @@ fn heads_in_parts_match_the_reference() {
     let Some(device) = testkit::cpu_device() else { return };
     let long = Shape { heads: 8, kv_heads: 2, head_dim: 128, window: 50, ..SMALL };
     let int8 = Shape { heads: 7, kv_heads: 1, head_dim: 192, scheme: KvScheme::Int8, ..SMALL };
-    let rows = [prefill(SMALL, 70, 37), prefill(long, 100, 19), prefill(int8, 30, 11)];
+    let with_image = prefill(long, 100, 19).with_images(&[(1, 103..117)]);
+    let rows = [prefill(SMALL, 70, 37), with_image, prefill(int8, 30, 11)];
     for (step, (subgroups, head_parts, keys)) in rows
         .iter()
         .zip([(4, 2, 32), (4, 4, 16), (2, 2, 16)])
@@ -90,6 +91,20 @@ fn check(device: &Device, step: &Step, output: Output, plan: Plan) {
     assert!(comparison.passed(), "{plan:?}, {step:?}: {:?}", comparison.first_mismatch);
 }
 
+/// The mask matters: causal attention does not pass as attention to a whole image, nor the reverse.
+#[test]
+fn causal_rows_and_rows_of_images_differ() {
+    let Some(device) = testkit::cpu_device() else { return };
+    for step in image_steps(SMALL) {
+        let plan = policy::emulated(device.caps(), &SMALL).unwrap();
+        let passed = |computed: &Step, step: &Step| {
+            cases::run_as(&device, computed, step, Output::F16, plan).unwrap().passed()
+        };
+        let causal = step.clone().with_images(&[]);
+        assert!(passed(&step, &step) && !passed(&causal, &step) && !passed(&step, &causal), "{step:?}");
+    }
+}
+
 #[test]
 fn rows_do_not_depend_on_their_tile() {
     let Some(device) = testkit::cpu_device() else { return };
@@ -101,8 +116,8 @@ fn rows_do_not_depend_on_their_tile() {
         let length = (step.shape.heads * step.shape.head_dim) as usize;
         o[row * length..][..length].to_vec()
     };
-    for window in [0, 20] {
-        let all = Step { query_scale: 9.0, ..prefill(Shape { window, ..SMALL }, 30, 40) };
+    for (window, images) in [(0, vec![]), (20, vec![]), (15, vec![(1, 33..50), (1, 50..69)])] {
+        let all = Step { query_scale: 9.0, images, ..prefill(Shape { window, ..SMALL }, 30, 40) };
         let data = Data::new(&all);
         let q_row = (SMALL.heads * SMALL.head_dim) as usize;
         for skipped in [1, 7, 19, 39] {
@@ -133,7 +148,7 @@ fn plans_fit_the_device() {
     let small_shared = Caps { max_shared_bytes: 24576, ..known::h200() };
     for caps in [known::h200(), known::radeon_780m(), small_shared] {
         for (heads, kv_heads, head_dim) in
-            [(4, 1, 256), (32, 16, 128), (9, 3, 64), (7, 1, 32), (8, 8, 80), (16, 2, 512)]
+            [(4, 1, 256), (32, 16, 128), (9, 3, 64), (7, 1, 32), (8, 8, 80), (16, 2, 512), (16, 16, 72)]
         {
             for page_size in [16, 64, 256] {
                 let shape = Shape { heads, kv_heads, head_dim, page_size, ..SMALL };
@@ -147,7 +162,8 @@ fn plans_fit_the_device() {
                 assert!(plan.shared_bytes(&shape) <= caps.max_shared_bytes, "{text}");
                 assert!(plan.keys <= page_size && [16, 32, 64].contains(&plan.keys), "{text}");
                 assert!(
-                    caps.max_shared_bytes == 24576 || plan.subgroups == 4 * plan.head_parts.min(2),
+                    caps.max_shared_bytes == 24576
+                        || plan.subgroups == if heads == kv_heads { 8 } else { 4 * plan.head_parts.min(2) },
                     "{text}"
                 );
                 assert!(plan.head_parts == 1 || head_dim > 256, "{text}");
@@ -179,7 +195,7 @@ fn unsupported_shapes_have_no_plan() {
     assert!(policy::plan(&caps, &SMALL).is_some());
     let unsupported = [
         Shape { scheme: KvScheme::F32, ..SMALL },
-        Shape { head_dim: 72, ..SMALL },
+        Shape { head_dim: 264, ..SMALL },
         Shape { head_dim: 528, ..SMALL },
         Shape { head_dim: 272, ..SMALL },
         Shape { head_dim: 16, ..SMALL },
@@ -213,7 +229,9 @@ fn invalid_shapes_and_operands_are_rejected() {
         let error = FlashAttention::with_plan(&device, shape, Output::F16, plan).err().expect("rejected");
         error.to_string()
     };
-    assert!(rejected(Shape { head_dim: 72, ..SMALL }).contains("multiple of 16"));
+    assert!(rejected(Shape { head_dim: 76, ..SMALL }).contains("multiple of 8"));
+    let in_parts = Plan { head_parts: 2, ..plan }.check(&Shape { head_dim: 72, ..SMALL }).unwrap_err();
+    assert!(in_parts.contains("multiple of 32"), "{in_parts}");
     assert!(rejected(Shape { scheme: KvScheme::F32, ..SMALL }).contains("f16"));
     assert!(rejected(Shape { page_size: 8, ..SMALL }).contains("pages of 8"));
     assert!(rejected(Shape { heads: 5, ..SMALL }).contains("not a multiple"));
@@ -234,6 +252,7 @@ fn invalid_shapes_and_operands_are_rejected() {
         kv: &kv,
         table: &table,
         positions: memory.view(),
+        last_visible: memory.view(),
         slots: memory.view(),
         active: memory.view(),
         chunk_ends: Some(memory.view()),
@@ -250,5 +269,6 @@ fn invalid_shapes_and_operands_are_rejected() {
     record(&Operands { chunk_ends: None, ..operands() }).unwrap();
     record(&Operands { chunk_ends: Some(memory.slice(0..0).unwrap()), ..operands() }).unwrap_err();
     record(&Operands { active: memory.slice(0..4).unwrap(), ..operands() }).unwrap_err();
+    record(&Operands { last_visible: memory.slice(0..4).unwrap(), ..operands() }).unwrap_err();
     kernel.record(&mut recorder, "attention_flash", 3, &operands()).unwrap_err();
 }

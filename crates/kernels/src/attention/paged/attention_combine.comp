@@ -18,6 +18,7 @@ layout(push_constant, scalar) uniform Push {
     Floats4 split_outputs;
     MaxAndSum max_and_sum;
     Numbers positions;
+    Numbers last_visible;
     // Active rows first..end. Split outputs are indexed from the first.
     Active active_rows;
     Output o;
@@ -41,7 +42,8 @@ void main() {
         return;
     }
     uint position = push.positions.data[row];
-    uint blocks = position / push.block - first_position(position, push.window) / push.block + 1;
+    uint last = push.last_visible.data[row];
+    uint blocks = last / push.block - first_position(position, push.window) / push.block + 1;
     uint split_blocks = blocks_per_split(blocks, push.splits, push.min_blocks);
     // With a short range the later splits are empty.
     uint used_splits = (blocks + split_blocks - 1) / split_blocks;

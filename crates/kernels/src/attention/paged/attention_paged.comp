@@ -13,6 +13,9 @@
 // Decode: ROWS is 1, and each row has its own position and slot. Prefill: the rows of a workgroup belong to
 // one sequence, at consecutive positions, and share every key and value that is loaded. A key outside a row's
 // range does not change its sums, not even their rounding: a row's result does not depend on the other rows.
+//
+// A row sees the keys of its window up to its last visible position: its own, or the last of its image, whose
+// rows see each other in both directions.
 #include "common.glsl"
 
 layout(local_size_x_id = 0) in;
@@ -41,6 +44,8 @@ layout(push_constant, scalar) uniform Push {
     Words4 k;
     Words4 v;
     Numbers positions;
+    // Last position that each row sees, at or after its own. Never decreases within a chunk.
+    Numbers last_visible;
     Numbers slots;
     Numbers table;
     // Active rows first..end.
@@ -56,7 +61,7 @@ layout(push_constant, scalar) uniform Push {
     uint kv_heads;
     uint o_stride;
     uint table_stride;
-    // Sliding window: positions that a row attends to, its own included; 0 for all.
+    // Sliding window: positions up to its own that a row attends to; 0 for all.
     uint window;
     uint splits;
     uint min_blocks;
@@ -152,7 +157,11 @@ void main() {
     // Position of the first row; row r of the tile is at r more.
     uint position = push.positions.data[first_row];
     uint first = first_position(position, push.window);
-    uint last = position + last_row - first_row;
+    uint row_last[ROWS];
+    [[unroll]] for (uint r = 0; r < ROWS; r++) {
+        row_last[r] = push.last_visible.data[min(first_row + r, last_row)];
+    }
+    uint last = row_last[ROWS - 1];
     uint first_block = first / BLOCK;
     uint blocks = last / BLOCK - first_block + 1;
     uint split_blocks = blocks_per_split(blocks, push.splits, push.min_blocks);
@@ -230,16 +239,17 @@ void main() {
         [[unroll]] for (uint pair = 0; pair < PAIRS; pair++) {
             uint own = position + pair / HEADS;
             uint low = first_position(own, push.window);
+            uint high = row_last[pair / HEADS];
             float max_score = largest[pair];
             [[unroll]] for (uint k = 0; k < KEYS; k++) {
-                bool in_range = keys[k] >= low && keys[k] <= own;
+                bool in_range = keys[k] >= low && keys[k] <= high;
                 max_score = max(max_score, in_range ? scores[k * PAIRS + pair] : LOWEST);
             }
             float rescale = exp2(largest[pair] - max_score);
             largest[pair] = max_score;
             sum[pair] *= rescale;
             [[unroll]] for (uint k = 0; k < KEYS; k++) {
-                bool in_range = keys[k] >= low && keys[k] <= own;
+                bool in_range = keys[k] >= low && keys[k] <= high;
                 float weight = in_range ? exp2(scores[k * PAIRS + pair] - max_score) : 0.0;
                 scores[k * PAIRS + pair] = weight;
                 sum[pair] += weight;

@@ -1,5 +1,7 @@
 //! Self-test cases: the kernel against its reference.
 
+use std::ops::Range;
+
 use gpu::{Caps, Device, Result, Tier};
 use tensor::{KvScheme, QUAD};
 
@@ -18,6 +20,8 @@ pub(crate) struct Step {
     pub mode: Mode,
     /// Slot and position of each active row.
     pub rows: Vec<(u32, u32)>,
+    /// Slot and positions of each image: rows of an image see each other in both directions.
+    pub images: Vec<(u32, Range<u32>)>,
     /// Inactive rows before and after the active ones.
     pub inactive_before: usize,
     pub inactive_after: usize,
@@ -41,6 +45,22 @@ impl Step {
         [self.inactive_before as u32, (self.inactive_before + self.rows.len()) as u32]
     }
 
+    /// The last position that a row sees.
+    pub fn last_visible(&self, slot: u32, position: u32) -> u32 {
+        let image = self.images.iter().find(|(of, positions)| *of == slot && positions.contains(&position));
+        image.map_or(position, |(_, positions)| positions.end - 1)
+    }
+
+    /// Positions that a row attends to.
+    pub fn range(&self, slot: u32, position: u32) -> std::ops::RangeInclusive<u32> {
+        reference::range(position, self.last_visible(slot, position), self.shape.window)
+    }
+
+    /// The same rows with these images.
+    pub fn with_images(self, images: &[(u32, Range<u32>)]) -> Self {
+        Self { images: images.to_vec(), ..self }
+    }
+
     /// End row of each prefill chunk, followed by two entries that the kernel must ignore. None for decode, and
     /// for a single chunk that starts at row 0.
     pub fn chunk_ends(&self) -> Option<Vec<u32>> {
@@ -56,13 +76,11 @@ impl Step {
         needed.then_some(ends)
     }
 
-    /// Slots and positions of all rows, active or not.
-    pub fn slots_and_positions(&self) -> (Vec<u32>, Vec<u32>) {
-        let others = |count| std::iter::repeat_n((0, 3), count);
-        others(self.inactive_before)
-            .chain(self.rows.iter().copied())
-            .chain(others(self.inactive_after))
-            .unzip()
+    /// Slots, positions and last visible positions of all rows, active or not.
+    pub fn slots_and_positions(&self) -> (Vec<u32>, Vec<u32>, Vec<u32>) {
+        let others = |count| std::iter::repeat_n((0, 3, 3), count);
+        let rows = self.rows.iter().map(|(slot, at)| (*slot, *at, self.last_visible(*slot, *at)));
+        others(self.inactive_before).chain(rows).chain(others(self.inactive_after)).collect()
     }
 }
 
@@ -79,13 +97,29 @@ const GEMMA: Shape = Shape {
 /// Rows at these positions, each of its own slot.
 fn decode(shape: Shape, positions: &[u32]) -> Step {
     let rows = (0..).zip(positions.iter().copied()).collect();
-    Step { shape, mode: Mode::Decode, rows, inactive_before: 0, inactive_after: 1, query_scale: 1.0 }
+    Step {
+        shape,
+        mode: Mode::Decode,
+        rows,
+        images: vec![],
+        inactive_before: 0,
+        inactive_after: 1,
+        query_scale: 1.0,
+    }
 }
 
 /// `count` rows at consecutive positions.
-fn prefill(shape: Shape, first: u32, count: u32) -> Step {
+pub(crate) fn prefill(shape: Shape, first: u32, count: u32) -> Step {
     let rows = (first..first + count).map(|position| (1, position)).collect();
-    Step { shape, mode: Mode::Prefill, rows, inactive_before: 0, inactive_after: 2, query_scale: 1.0 }
+    Step {
+        shape,
+        mode: Mode::Prefill,
+        rows,
+        images: vec![],
+        inactive_before: 0,
+        inactive_after: 2,
+        query_scale: 1.0,
+    }
 }
 
 /// Chunks of several sequences: first position and row count of each. Slots are in descending order, so that
@@ -100,10 +134,34 @@ pub(crate) fn prefills(shape: Shape, chunks: &[(u32, u32)]) -> Step {
         shape,
         mode: Mode::Prefill,
         rows: rows.collect(),
+        images: vec![],
         inactive_before: 0,
         inactive_after: 2,
         query_scale: 1.0,
     }
+}
+
+/// Images of an encoder with these numbers of patches: all rows of an image see each other.
+pub(crate) fn encoder(shape: Shape, patches: &[u32]) -> Step {
+    let chunks: Vec<(u32, u32)> = patches.iter().map(|count| (0, *count)).collect();
+    let slots = (0..patches.len() as u32).rev();
+    let images = slots.zip(patches).map(|(slot, count)| (slot, 0..*count)).collect();
+    Step { images, ..prefills(shape, &chunks) }
+}
+
+/// Image blocks in a prompt, for kernels of any chunks of rows: inside a chunk, at its start and end, next to each
+/// other, longer than the window, and in two sequences.
+pub(crate) fn image_steps(shape: Shape) -> Vec<Step> {
+    let window = |window| Shape { window, ..shape };
+    vec![
+        prefill(shape, 20, 40).with_images(&[(1, 27..48)]),
+        prefill(window(30), 20, 40).with_images(&[(1, 20..33), (1, 33..37), (1, 45..60)]),
+        prefill(window(12), 61, 37).with_images(&[(1, 64..95)]),
+        Step {
+            inactive_before: 3,
+            ..prefills(window(30), &[(70, 21), (0, 19)]).with_images(&[(1, 75..86), (0, 0..17)])
+        },
+    ]
 }
 
 /// Covers every head length, group size and scheme, and ranges around the boundaries of pages, blocks and
@@ -111,6 +169,7 @@ pub(crate) fn prefills(shape: Shape, chunks: &[(u32, u32)]) -> Step {
 pub(super) fn steps() -> Vec<Step> {
     let small = Shape { heads: 2, head_dim: 64, ..GEMMA };
     let long = Shape { head_dim: 512, ..GEMMA };
+    let patch = Shape { heads: 2, kv_heads: 2, head_dim: 72, ..GEMMA };
     let lengths = [0, 1, 62, 63, 64, 299];
     vec![
         decode(GEMMA, &lengths),
@@ -152,7 +211,15 @@ pub(super) fn steps() -> Vec<Step> {
         decode(Shape { heads: 4, kv_heads: 2, window: 40, scheme: KvScheme::Int8, ..long }, &[65, 2]),
         prefill(Shape { heads: 8, ..long }, 61, 5),
         prefill(Shape { heads: 4, kv_heads: 2, scheme: KvScheme::Int8, ..long }, 10, 9),
+        decode(small, &[131, 40, 65]).with_images(&[(0, 130..299), (1, 38..70), (2, 60..66)]),
+        decode(Shape { window: 20, ..small }, &[70, 40]).with_images(&[(0, 64..132), (1, 8..41)]),
+        encoder(patch, &[19, 33, 1]),
+        encoder(Shape { scheme: KvScheme::F32, ..patch }, &[21]),
+        decode(Shape { scheme: KvScheme::F32, ..patch }, &[64, 3]).with_images(&[(1, 0..50)]),
     ]
+    .into_iter()
+    .chain(image_steps(small))
+    .collect()
 }
 
 pub(super) fn cases(caps: &Caps) -> Vec<Case> {
@@ -194,8 +261,9 @@ fn name(step: &Step, plan: &Plan) -> String {
     };
     let window = if shape.window > 0 { format!(", window {}", shape.window) } else { String::new() };
     let chunks = step.chunk_ends().map_or(String::new(), |ends| format!(" in {} chunks", ends.len() - 2));
+    let images = images(step);
     format!(
-        "{:?} of {} rows{chunks} from {}{before}, {}/{} × {} {}, pages of {}{window}{scores}, splits {}",
+        "{:?} of {} rows{chunks} from {}{before}{images}, {}/{} × {} {}, pages of {}{window}{scores}, splits {}",
         step.mode,
         step.rows.len(),
         step.rows[0].1,
@@ -208,11 +276,25 @@ fn name(step: &Step, plan: &Plan) -> String {
     )
 }
 
+/// The images of a step, for the name of its case.
+pub(crate) fn images(step: &Step) -> String {
+    if step.images.is_empty() {
+        return String::new();
+    }
+    let ranges: Vec<String> = step.images.iter().map(|(_, image)| format!("{image:?}")).collect();
+    format!(", images {}", ranges.join(" "))
+}
+
 /// Runs one step with one plan on random data and compares the result.
 pub(super) fn run(device: &Device, step: &Step, plan: Plan) -> Result<Comparison> {
+    run_as(device, step, step, plan)
+}
+
+/// The same with the rows and masks of the step `computed`, which must not pass as another one.
+pub(super) fn run_as(device: &Device, computed: &Step, step: &Step, plan: Plan) -> Result<Comparison> {
     let data = Data::new(step);
     let mut comparison = Comparison::default();
-    let o = attend(device, step, plan, &data, &mut comparison)?;
+    let o = attend(device, computed, plan, &data, &mut comparison)?;
     let shape = &step.shape;
     let d = shape.head_dim as usize;
     let row = shape.heads as usize * d;
@@ -221,7 +303,7 @@ pub(super) fn run(device: &Device, step: &Step, plan: Plan) -> Result<Comparison
         for head in 0..shape.heads {
             let q = &data.q[i * row + head as usize * d..][..d];
             let element = |at| data.element(shape, slot, head / (shape.heads / shape.kv_heads), at);
-            let range = reference::range(position, shape.window);
+            let range = step.range(slot, position);
             let keys: Vec<&[f64]> = range.clone().map(|at| &data.k[element(at)..][..d]).collect();
             let values: Vec<&[f64]> = range.map(|at| &data.v[element(at)..][..d]).collect();
             let (want, magnitude) = reference::attention(q, &keys, &values);
@@ -258,7 +340,8 @@ impl Data {
         let shape = &step.shape;
         let mut random = Random::new(u64::from(shape.heads * 1009 + shape.head_dim + step.rows[0].1));
         let slots = step.rows.iter().map(|(slot, _)| slot + 1).max().unwrap_or(1);
-        let longest = step.rows.iter().map(|(_, position)| position + 1).max().unwrap_or(1);
+        let seen = step.rows.iter().map(|(slot, position)| step.last_visible(*slot, *position) + 1);
+        let longest = seen.max().unwrap_or(1);
         let table_stride = longest.div_ceil(shape.page_size) + 1;
         // Page 0 is unused: table entries that no row may read point to it.
         let pages = slots * table_stride + 1;
@@ -274,7 +357,7 @@ impl Data {
         let elements = kv_shape.elements() as usize;
         let (mut k, mut v) = (vec![f64::NAN; elements], vec![f64::NAN; elements]);
         for (slot, position) in step.rows.iter().copied() {
-            for at in reference::range(position, shape.window) {
+            for at in step.range(slot, position) {
                 let entry = &mut table[(slot * table_stride + at / shape.page_size) as usize];
                 if *entry == 0 {
                     *entry = free.swap_remove(random.integer(0, free.len() as i64 - 1) as usize);
@@ -317,7 +400,7 @@ pub(super) fn attend(
         k: arena.buffer_from("keys", &stored::words(&data.k, &data.kv_shape))?,
         v: arena.buffer_from("values", &stored::words(&data.v, &data.kv_shape))?,
     };
-    let (slots, positions) = step.slots_and_positions();
+    let (slots, positions, last_visible) = step.slots_and_positions();
     let columns = step.columns();
     let k = (shape.heads * shape.head_dim) as usize;
     let length = columns * k.next_multiple_of(QUAD);
@@ -333,6 +416,7 @@ pub(super) fn attend(
         kv: &kv,
         table: &KvTable { view: arena.buffer_from("table", &data.table)?.view(), stride: data.table_stride },
         positions: arena.buffer_from("positions", &positions)?.view(),
+        last_visible: arena.buffer_from("last_visible", &last_visible)?.view(),
         slots: arena.buffer_from("slots", &slots)?.view(),
         active: arena.buffer_from("active", &step.active_rows())?.view(),
         chunk_ends: step

@@ -53,6 +53,10 @@ pub struct Operands<'a> {
     pub table: &'a KvTable,
     /// u32 per row.
     pub positions: View,
+    /// u32 per row: the last position that it sees, not before its own, and never decreasing within a chunk.
+    /// `positions` itself for causal attention; the last position of its image for a row of an image, whose rows
+    /// see each other in both directions. Keys and values must be in the cache up to there.
+    pub last_visible: View,
     /// u32 per row; in prefill only the first of each tile is read.
     pub slots: View,
     /// Two u32: the first active row, and the end of the active rows.
@@ -131,6 +135,7 @@ impl PagedAttention {
             k: (&operands.kv.k).into(),
             v: (&operands.kv.v).into(),
             positions: operands.positions.clone().into(),
+            last_visible: operands.last_visible.clone().into(),
             slots: operands.slots.clone().into(),
             table: operands.table.view.clone().into(),
             active_rows: operands.active.clone().into(),
@@ -156,6 +161,7 @@ impl PagedAttention {
             split_outputs: split_outputs.into(),
             max_and_sum: max_and_sum.into(),
             positions: operands.positions.clone().into(),
+            last_visible: operands.last_visible.clone().into(),
             active_rows: operands.active.clone().into(),
             o,
             heads: shape.heads,
@@ -219,6 +225,7 @@ impl Operands<'_> {
         let lengths = [
             ("q", &self.q, rows * row),
             ("positions", &self.positions, rows),
+            ("last_visible", &self.last_visible, rows),
             ("slots", &self.slots, rows),
             ("active", &self.active, 2),
             ("the page table", &self.table.view, u64::from(self.table.stride)),

@@ -19,7 +19,7 @@ pub struct Shape {
     pub page_size: u32,
     /// Storage scheme of keys and values.
     pub scheme: KvScheme,
-    /// Sliding window: positions that a row attends to, its own included; 0 for all up to its own.
+    /// Sliding window: positions up to its own that a row attends to; 0 for all.
     pub window: u32,
     /// Maximum context length, which bounds useful splitting.
     pub context_length: u32,
@@ -176,8 +176,8 @@ fn splits(caps: &Caps, shape: &Shape, plan: &Plan) -> u32 {
 }
 
 /// Heads, KV heads, head_dim, window and context length of the Gemma 3 family, smallest model first, of heads
-/// of 64, and of the global layers of Gemma 4.
-const MODEL_SHAPES: [(u32, u32, u32, u32, u32); 8] = [
+/// of 64, of the global layers of Gemma 4, and of Gemma 3's image encoder.
+const MODEL_SHAPES: [(u32, u32, u32, u32, u32); 9] = [
     (4, 1, 256, 512, 32_768),
     (8, 4, 256, 1024, 131_072),
     (16, 8, 256, 1024, 131_072),
@@ -186,6 +186,7 @@ const MODEL_SHAPES: [(u32, u32, u32, u32, u32); 8] = [
     (8, 1, 512, 0, 131_072),
     (16, 2, 512, 0, 262_144),
     (32, 4, 512, 0, 262_144),
+    (16, 16, 72, 0, 4096),
 ];
 
 /// Pipelines that the policy may request: those of the Gemma 3 and 4 families, and of heads of 64.
@@ -205,6 +206,9 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
                     window,
                     context_length: context,
                 };
+                if shape.check().is_err() {
+                    continue;
+                }
                 let plans = [Mode::Decode, Mode::Prefill].map(|mode| at_tier(caps, &shape, mode, tier));
                 let split = plans.iter().any(|plan| plan.splits > 1);
                 let attention = plans.into_iter().map(|plan| variant(&shape, plan));

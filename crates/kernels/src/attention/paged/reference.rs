@@ -1,9 +1,9 @@
 //! CPU reference in f64: one query head at a time, all scores at once.
 
-/// Positions that a row at `position` attends to.
-pub fn range(position: u32, window: u32) -> std::ops::RangeInclusive<u32> {
+/// Positions that a row at `position` attends to, up to `last`: its own position, or the last of its image.
+pub fn range(position: u32, last: u32, window: u32) -> std::ops::RangeInclusive<u32> {
     let first = if window == 0 { 0 } else { (position + 1).saturating_sub(window) };
-    first..=position
+    first..=last
 }
 
 /// softmax(q · kᵀ) · v over keys and values as stored. Also returns the magnitude of the scores, which bounds

@@ -67,6 +67,19 @@ fn bits(device: &gpu::Device, step: &Step, data: &Data, row: usize, splits: u32)
     o[row * length..][..length].to_vec()
 }
 
+/// The mask matters: causal attention does not pass as attention to a whole image, nor the reverse.
+#[test]
+fn causal_rows_and_rows_of_images_differ() {
+    let Some(device) = testkit::cpu_device() else { return };
+    for step in cases::image_steps(SMALL) {
+        let plan = policy::plan(device.caps(), &SMALL, Mode::Prefill);
+        let causal = step.clone().with_images(&[]);
+        assert!(cases::run_as(&device, &step, &step, plan).unwrap().passed(), "{step:?}");
+        assert!(!cases::run_as(&device, &causal, &step, plan).unwrap().passed(), "{step:?}");
+        assert!(!cases::run_as(&device, &step, &causal, plan).unwrap().passed(), "{step:?}");
+    }
+}
+
 #[test]
 fn rows_are_batch_invariant() {
     let Some(device) = testkit::cpu_device() else { return };
@@ -75,6 +88,7 @@ fn rows_are_batch_invariant() {
         shape: SMALL,
         mode: Mode::Decode,
         rows,
+        images: vec![],
         inactive_before: 0,
         inactive_after: 0,
         query_scale: 3.0,
@@ -90,13 +104,14 @@ fn rows_are_batch_invariant() {
 #[test]
 fn prefill_rows_do_not_depend_on_their_tile() {
     let Some(device) = testkit::cpu_device() else { return };
-    for window in [0, 20] {
+    for (window, images) in [(0, vec![]), (20, vec![]), (15, vec![(0, 33..43), (0, 43..47)])] {
         let rows = (30..50).map(|position| (0, position)).collect();
         let shape = Shape { window, ..SMALL };
         let all = Step {
             shape,
             mode: Mode::Prefill,
             rows,
+            images,
             inactive_before: 0,
             inactive_after: 0,
             query_scale: 3.0,
@@ -129,6 +144,7 @@ fn plans_fit_the_device() {
             (9, 3, 64),
             (7, 1, 128),
             (8, 8, 80),
+            (16, 16, 72),
             (16, 1, 96),
             (64, 1, 256),
             (16, 2, 512),
@@ -208,6 +224,7 @@ fn invalid_operands_are_rejected() {
         kv: &kv,
         table: &table,
         positions: memory.view(),
+        last_visible: memory.view(),
         slots: memory.view(),
         active: memory.view(),
         chunk_ends: Some(memory.view()),
@@ -226,5 +243,6 @@ fn invalid_operands_are_rejected() {
     assert!(short.contains("scratch memory"), "{short}");
     record(&Operands { scratch: Some(scratch.slice(0..1024).unwrap()), ..operands() }).unwrap_err();
     record(&Operands { active: memory.slice(0..4).unwrap(), ..operands() }).unwrap_err();
+    record(&Operands { last_visible: memory.slice(0..4).unwrap(), ..operands() }).unwrap_err();
     kernel.record(&mut recorder, "attention_paged", 3, &operands()).unwrap_err();
 }

@@ -70,6 +70,7 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
         Shape { head_dim: 512, ..shared },
         Shape { kv_heads: 2, head_dim: 64, scheme: KvScheme::Int8, partials: 2, ..shared },
         Shape { head_dim: 128, temperature, ..plain },
+        Shape { heads: 3, kv_heads: 3, head_dim: 72, bias: true, page_size: 64, ..plain },
     ];
     let tiers = [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier));
     let after_inactive = [shapes[0], shapes[8]].map(|shape| (shape, 3));
@@ -99,11 +100,15 @@ pub(crate) fn split_into_partials(values: &[f32], stride: u32, row: u32, partial
     values.chunks(stride as usize).flat_map(split_row).collect()
 }
 
-/// Inverse frequencies; of heads of 512 only a quarter of the pairs rotate, as in Gemma 4.
+/// Inverse frequencies; of heads of 512 only a quarter of the pairs rotate, as in Gemma 4, and of heads of 72 none,
+/// as in Gemma 3's image encoder.
 pub(crate) fn frequencies(head_dim: u32) -> Vec<f64> {
     let mut frequencies = inverse_frequencies(head_dim as usize, 1e4, 1.0);
     if head_dim == 512 {
         frequencies[64..].fill(0.0);
+    }
+    if head_dim == 72 {
+        frequencies.fill(0.0);
     }
     frequencies
 }
