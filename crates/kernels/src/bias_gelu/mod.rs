@@ -1,4 +1,5 @@
-//! gelu(x + bias), GELU by tanh: the activation between the two products of an image encoder's MLP. Output in f32 or f16.
+//! gelu(x + bias), GELU by tanh: the activation between the two products of an image encoder's MLP. Output in
+//! f32 or f16.
 //!
 //! One shader at tier T0 serves every device: it is limited by memory bandwidth.
 

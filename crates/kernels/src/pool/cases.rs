@@ -14,8 +14,8 @@ use crate::{
     vectors::compare::{compare, poisoned},
 };
 
-/// Columns, rows, side, length, stride and images: one row; a grid that is not square, with a padded stride; several images;
-/// the encoder's length, with a side that is no power of two and with its own.
+/// Columns, rows, side, length, stride and images: one row; a grid that is not square, with a padded stride;
+/// several images; the encoder's length, with a side that is no power of two and with its own.
 const SIZES: [[usize; 6]; 5] = [
     [1, 1, 1, 4, 4, 1],
     [6, 4, 2, 64, 128, 1],

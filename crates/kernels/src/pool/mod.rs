@@ -1,5 +1,5 @@
-//! Average pooling of an image's grid of rows, then RMSNorm: from the patches of an image encoder to the soft tokens of the
-//! language model, before their projection (Gemma 3). Output in f32 or f16.
+//! Average pooling of an image's grid of rows, then RMSNorm: from the patches of an image encoder to the soft
+//! tokens of the language model, before their projection (Gemma 3). Output in f32 or f16.
 //!
 //! One workgroup per output row, which stays in its registers.
 
