@@ -84,7 +84,8 @@ impl BiasGelu {
 
 fn variant(output: Activations, plan: Plan) -> Variant {
     let Plan { threads, vec4s_per_thread, .. } = plan;
-    let label = format!("→ {output}, {threads} threads × {}", vec4s_per_thread * 4);
+    let to = if output == Activations::F32 { String::new() } else { format!(" → {output}") };
+    let label = format!("gelu{to} {threads} threads × {}", vec4s_per_thread * 4);
     let constants = Constants { threads, vec4s_per_thread, output: output as u32 };
     Variant::new(label, TIERS, Tier::T0, &constants, Subgroup::Any)
 }

@@ -145,7 +145,8 @@ impl Pool {
 
 fn variant(output: Activations, plan: Plan) -> Variant {
     let Plan { tier, row } = plan;
-    let label = format!("→ {output}, {} threads × {}", row.threads, row.vec4s_per_thread * 4);
+    let to = if output == Activations::F32 { String::new() } else { format!(" → {output}") };
+    let label = format!("pool{to} {} threads × {}", row.threads, row.vec4s_per_thread * 4);
     let constants =
         Constants { threads: row.threads, vec4s_per_thread: row.vec4s_per_thread, output: output as u32 };
     Variant::new(label, TIERS, tier, &constants, Subgroup::Any)
