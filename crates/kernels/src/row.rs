@@ -19,9 +19,9 @@ const MAX_THREADS: u32 = 1024;
 /// Minimum threads at T0, where the subgroup size is unknown.
 const MIN_THREADS_T0: u32 = 32;
 
-/// The plan for rows of `n` values, a multiple of 4: the one with the fewest idle threads and, among those, the one with
-/// the smallest workgroup. Image encoders have thousands of rows, which fill a GPU with workgroups of any size; a small
-/// one waits less at its barriers. None for rows that are too long for registers.
+/// The plan for rows of `n` values, a multiple of 4: the one with the fewest idle threads and, among those, the
+/// smallest workgroup. Image encoders have thousands of rows, which fill a GPU with workgroups of any size; a
+/// small one waits less at its barriers. None for rows that are too long for registers.
 pub fn plan(caps: &Caps, n: usize, tier: Tier) -> Option<RowPlan> {
     let vec4s = u32::try_from(n / 4).ok().filter(|vec4s| *vec4s > 0 && n.is_multiple_of(4))?;
     let max_threads = max_threads(caps);
@@ -53,8 +53,8 @@ pub fn tiers(caps: &Caps) -> impl Iterator<Item = Tier> {
     [Tier::T0, Tier::T1].into_iter().filter(|tier| *tier == Tier::T0 || caps.tier() >= Some(*tier))
 }
 
-/// Rejects f32 operands that are shorter than their number of values, or do not start at a multiple of 16 bytes: kernels
-/// read vec4s. Buffers do; a slice of one might not.
+/// Rejects f32 operands that are shorter than their number of values, or do not start at a multiple of 16 bytes
+/// (kernels read vec4s). Buffers do; a slice of one might not.
 pub fn check(what: &str, operands: &[(&str, Option<&View>, usize)]) -> Result<()> {
     let wrong = |reason: String| Err(Error::InvalidUse { what: what.to_string(), reason });
     for (name, view, values) in operands {

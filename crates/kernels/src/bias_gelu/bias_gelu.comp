@@ -1,8 +1,8 @@
 #version 460
 #pragma tiers(T0)
 #extension GL_GOOGLE_include_directive : require
-// y = gelu(x + bias), GELU by tanh: the activation of an image encoder's MLP. A workgroup takes a row, or one of several
-// equal parts of a long one; every thread loads all its data before it computes, since memory bandwidth is the limit.
+// y = gelu(x + bias), GELU by tanh: the activation of an image encoder's MLP. Several workgroups share a long
+// row; every thread loads all its data before it computes, since memory bandwidth is the limit.
 #include "common.glsl"
 #include "f16.glsl"
 

@@ -1,4 +1,5 @@
-//! gelu(x + bias), GELU by tanh: the activation between the two products of an image encoder's MLP. Output in f32 or f16.
+//! gelu(x + bias), GELU by tanh: the activation between the two products of an image encoder's MLP. Output in
+//! f32 or f16.
 //!
 //! One shader at tier T0 serves every device: it is limited by memory bandwidth.
 
@@ -83,7 +84,8 @@ impl BiasGelu {
 
 fn variant(output: Activations, plan: Plan) -> Variant {
     let Plan { threads, vec4s_per_thread, .. } = plan;
-    let label = format!("→ {output}, {threads} threads × {}", vec4s_per_thread * 4);
+    let to = if output == Activations::F32 { String::new() } else { format!(" → {output}") };
+    let label = format!("gelu{to} {threads} threads × {}", vec4s_per_thread * 4);
     let constants = Constants { threads, vec4s_per_thread, output: output as u32 };
     Variant::new(label, TIERS, Tier::T0, &constants, Subgroup::Any)
 }

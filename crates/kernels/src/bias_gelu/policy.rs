@@ -23,8 +23,8 @@ const MAX_THREADS: u32 = 256;
 /// Maximum vec4s per thread.
 const MAX_VEC4S_PER_THREAD: u32 = 4;
 
-/// The plan for rows of `n` values: the most loads in flight per thread among the divisions that leave at most an eighth
-/// of the threads idle. None if `n` is not a multiple of 4.
+/// The plan for rows of `n` values: the most loads in flight per thread among the divisions with at most an
+/// eighth more threads than necessary. None if `n` is not a multiple of 4.
 pub fn plan(caps: &Caps, n: usize) -> Option<Plan> {
     let vec4s = u32::try_from(n / 4).ok().filter(|vec4s| *vec4s > 0 && n.is_multiple_of(4))?;
     let max_threads = MAX_THREADS.min(caps.max_threads);

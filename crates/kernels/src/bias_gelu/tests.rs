@@ -11,7 +11,8 @@ fn all_cases_on_the_cpu_driver() {
 #[test]
 fn reference_is_gelu_by_tanh() {
     // ½ x (1 + tanh(√(2/π) (x + 0.044715 x³))).
-    for (x, want) in [(-3.0, -0.003_637_392), (-0.5, -0.154_285_99), (1.0, 0.841_191_99), (2.0, 1.954_597_69)] {
+    for (x, want) in [(-3.0, -0.003_637_392), (-0.5, -0.154_285_99), (1.0, 0.841_191_99), (2.0, 1.954_597_69)]
+    {
         let got = reference::bias_gelu(x - 0.25, 0.25).value;
         assert!((got - want).abs() < 1e-7, "gelu({x}) is {got}, expected {want}");
     }

@@ -5,9 +5,9 @@
 //   residual += x + x_bias                                                    if ADD
 //   y = (residual - mean) / sqrt(variance + epsilon) · weight + bias
 //
-// A row stays in the registers of its workgroup between the two sums, mean and variance: memory is read once, and the
-// variance is that of the differences from the mean. The mean square minus the squared mean would lose all bits of a row
-// whose mean is much larger than its deviation.
+// A row stays in the registers of its workgroup, so that memory is read once, and the variance is that of the
+// differences from the mean. The mean square minus the squared mean would lose all bits of a row whose mean is
+// much larger than its deviation.
 #include "common.glsl"
 #include "f16.glsl"
 

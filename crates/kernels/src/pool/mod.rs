@@ -1,5 +1,5 @@
-//! Average pooling of an image's grid of rows, then RMSNorm: from the patches of an image encoder to the soft tokens of the
-//! language model, before their projection (Gemma 3). Output in f32 or f16.
+//! Average pooling of an image's grid of rows, then RMSNorm: from the patches of an image encoder to the soft
+//! tokens of the language model, before their projection (Gemma 3). Output in f32 or f16.
 //!
 //! One workgroup per output row, which stays in its registers.
 
@@ -145,7 +145,8 @@ impl Pool {
 
 fn variant(output: Activations, plan: Plan) -> Variant {
     let Plan { tier, row } = plan;
-    let label = format!("→ {output}, {} threads × {}", row.threads, row.vec4s_per_thread * 4);
+    let to = if output == Activations::F32 { String::new() } else { format!(" → {output}") };
+    let label = format!("pool{to} {} threads × {}", row.threads, row.vec4s_per_thread * 4);
     let constants =
         Constants { threads: row.threads, vec4s_per_thread: row.vec4s_per_thread, output: output as u32 };
     Variant::new(label, TIERS, tier, &constants, Subgroup::Any)

@@ -25,8 +25,8 @@ pub static KERNEL: Kernel = Kernel {
     cases: cases::cases,
 };
 
-/// Marks a soft token: an id with this bit is not a token of the vocabulary; its other bits are the index of an image
-/// embedding. No vocabulary reaches this id, so that [`embed`](crate::embed) and the token counts of the sampler ignore it.
+/// Marks a soft token: an id with this bit is not in the vocabulary; its other bits are the index of an image
+/// embedding. No vocabulary is this large, so [`embed`](crate::embed) and the sampler's token counts ignore it.
 pub const SOFT_TOKEN: u32 = 1 << 31;
 
 /// The kernel, for rows of any length.
