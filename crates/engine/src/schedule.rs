@@ -35,8 +35,8 @@ const RECOVERY_INTERVAL: Duration = Duration::from_secs(2);
 /// Owns the backend and all requests.
 ///
 /// FCFS: requests are admitted in order of submission, and the youngest is preempted first. All lists are in order of
-/// submission, oldest first. Decoding requests are older than prefilling ones, except where scoring a prompt took its
-/// time.
+/// submission, oldest first. Decoding requests are older than prefilling ones, except where scoring a prompt or encoding
+/// an image took its time.
 pub(crate) struct Scheduler<B: Backend> {
     backend: B,
     shared: Arc<Shared>,

@@ -45,6 +45,12 @@ pub struct Patches {
 }
 
 impl Patches {
+    /// Patches with these values, row by row; `None` unless they are as many as that.
+    pub fn from_values(columns: u32, rows: u32, values_per_patch: usize, values: Vec<f32>) -> Option<Self> {
+        let count = (columns as usize).checked_mul(rows as usize)?.checked_mul(values_per_patch)?;
+        (values.len() == count).then_some(Self { columns, rows, values_per_patch, values })
+    }
+
     /// Cuts a picture into patches of `side` × `side` pixels, without those that would be incomplete.
     pub(crate) fn cut(
         picture: &Picture,

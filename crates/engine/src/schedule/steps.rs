@@ -51,7 +51,9 @@ impl<B: Backend> Scheduler<B> {
             return if decode_rows > 0 { self.decode_run() } else { Ok(()) };
         }
         let mut chunks = vec![];
-        for (prefilling, count) in self.prefilling.iter_mut().zip(&chunk_tokens).filter(|(_, count)| **count > 0) {
+        for (prefilling, count) in
+            self.prefilling.iter_mut().zip(&chunk_tokens).filter(|(_, count)| **count > 0)
+        {
             let rest = &prefilling.tokens[prefilling.prefilled..];
             let tokens = &rest[..*count];
             // A preempted request already has the token after its last chunk.
@@ -108,8 +110,9 @@ impl<B: Backend> Scheduler<B> {
             if count == 0 {
                 break;
             }
+            let first_image = image_blocks(&rest[..count]).next();
             let images = image_blocks(&rest[..count]).count();
-            if let Some(first_image) = image_blocks(&rest[..count]).next() {
+            if let Some(first_image) = first_image {
                 let start = Instant::now();
                 let before = image_blocks(&prefilling.tokens[..prefilling.prefilled]).count();
                 let images = &prefilling.job.request.images[before..before + images];
@@ -283,8 +286,11 @@ impl<B: Backend> Scheduler<B> {
                         && error.is_resource_exhausted()
                     {
                         // Preempting the younger ones may free enough memory.
-                        let younger = completed.drain(..).map(|(prefilling, _)| prefilling);
-                        let younger = younger.chain(mem::take(&mut self.prefilling)).collect();
+                        let others = completed.drain(..).map(|(prefilling, _)| prefilling);
+                        let (younger, older) = others
+                            .chain(mem::take(&mut self.prefilling))
+                            .partition(|prefilling| prefilling.job.id > decoding.job.id);
+                        self.prefilling = older;
                         if self.preempt_prefilling(younger, error) {
                             reset = self.reset_decode_counts(&mut decoding);
                         }
@@ -297,6 +303,7 @@ impl<B: Backend> Scheduler<B> {
                             let younger = completed.into_iter().map(|(prefilling, _)| prefilling);
                             let younger = younger.chain(mem::take(&mut self.prefilling));
                             self.prefilling = [own].into_iter().chain(younger).collect();
+                            self.prefilling.sort_by_key(|prefilling| prefilling.job.id);
                             return self.on_device_lost(&reason);
                         }
                         // A decoding request may free enough when it ends.

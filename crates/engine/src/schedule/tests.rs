@@ -91,7 +91,7 @@ impl Harness {
         assert_eq!(status.pages.free, self.inspector.free_pages());
         assert!(status.pages.cached <= status.pages.free);
         assert_eq!(self.inspector.sequences() as usize, self.scheduler.running());
-        // Decoding, prefilling, waiting: in order of submission, but for those whose prompts are scored.
+        // Decoding, prefilling, waiting: in order of submission, but for those whose prompts are scored or have images.
         let decoding: Vec<&Job> = decoding.iter().map(|decoding| &decoding.job).collect();
         let prefilling: Vec<&Job> = prefilling.iter().map(|prefilling| &prefilling.job).collect();
         let scoring: Vec<&Job> = scoring.iter().map(|scoring| &scoring.job).collect();
@@ -100,8 +100,8 @@ impl Harness {
             assert!(list.is_sorted_by_key(|job| job.id));
         }
         let jobs = [decoding, prefilling, waiting, scoring].concat();
-        let unscored = jobs.iter().filter(|job| job.request.prompt_logprobs.is_none());
-        assert!(unscored.is_sorted_by_key(|job| job.id));
+        let is_plain = |job: &&&Job| job.request.prompt_logprobs.is_none() && job.request.images.is_empty();
+        assert!(jobs.iter().filter(is_plain).is_sorted_by_key(|job| job.id));
         // No stream is dropped during a round.
         assert!(jobs.iter().all(|job| !job.events.is_closed()), "a cancelled request is still there");
     }
@@ -659,7 +659,7 @@ fn a_prompt_with_the_same_image_shares_its_pages() {
     let mut harness = Harness::new(options(2, 48));
     let [same, other] = [1, 2].map(|number| request_with_image(number, 4));
     for (request, cached) in [(&same, 0), (&same, 12), (&other, 4)] {
-        harness.submit(request);
+        let _stream = harness.submit(request);
         harness.finish();
         assert_eq!(harness.inspector.starts().last().unwrap().cached, cached);
     }
@@ -671,7 +671,9 @@ fn prompts_whose_images_and_tokens_differ_are_rejected() {
     let good = request_with_image(1, 4);
     let rejection = |request: Request| harness.shared.submit(request).unwrap_err().to_string();
     assert!(rejection(Request { images: vec![], ..good.clone() }).contains("not those of its images"));
-    assert!(rejection(Request { images: vec![image(2, 6)], ..good.clone() }).contains("not those of its images"));
+    assert!(
+        rejection(Request { images: vec![image(2, 6)], ..good.clone() }).contains("not those of its images")
+    );
     assert!(rejection(Request { images: vec![image(1, 6); 2], ..good.clone() }).contains("fewer blocks"));
     assert!(rejection(Request { prompt_logprobs: Some(0), ..good }).contains("log probabilities"));
 }

@@ -15,7 +15,7 @@ use weights::{
 };
 
 use super::Runner;
-use crate::{ImageEncoder, ImageLimits, Limits, Model, Result, Sampling};
+use crate::{Error, ImageEncoder, ImageLimits, Limits, Model, Result, Sampling};
 
 /// How a runner is loaded.
 pub struct LoadOptions<'a> {
@@ -59,6 +59,13 @@ impl Runner {
         let mut runner = Runner::new(model.clone(), *limits)?;
         let vision = images.as_ref().map(|images| VisionBlueprint::new(images.vision)).transpose()?;
         if let (Some(blueprint), Some(images)) = (&vision, images) {
+            let soft_tokens = images.vision.config.soft_tokens();
+            if limits.prefill_chunk < soft_tokens {
+                return Err(Error::Limits(format!(
+                    "prefill chunks of {} tokens: an image has {soft_tokens}, which are prefilled in one step",
+                    limits.prefill_chunk
+                )));
+            }
             let weights = blueprint.allocate(device, images.memory, stream)?;
             let (config, units) = (images.vision.config.clone(), model.matrix_units());
             runner = runner.with_encoder(ImageEncoder::new(device, config, weights, units, images.limits)?);

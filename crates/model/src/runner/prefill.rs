@@ -8,6 +8,7 @@ use super::{MAX_OUTPUT_ROWS, Runner};
 use crate::{
     Error, Result, Sampled, Sampling,
     bucket::bucket,
+    image::{before_cut_image, image_blocks},
     pages::Sequence,
     programs::Output,
     sampling::RowSampling,
@@ -15,7 +16,7 @@ use crate::{
 };
 
 impl Runner {
-    /// Prefills a prompt chunk by chunk, and samples the token after it. `progress` receives the number of
+    /// Prefills a prompt chunk by chunk, after [`Runner::encode`] for its images, and samples the token after it. `progress` receives the number of
     /// tokens done after each chunk, and cancels by returning `false`.
     pub fn prompt(
         &mut self,
@@ -29,8 +30,8 @@ impl Runner {
         self.start_counting(sequence, sampling)?;
         let mut done = 0;
         while done < tokens.len() {
-            let size = self.chunk_rows(sequence.len(), self.cache.limits().prefill_chunk as usize);
-            let chunk = &tokens[done..tokens.len().min(done + size)];
+            let max = self.cache.limits().prefill_chunk as usize;
+            let chunk = self.next_chunk(sequence, &tokens[done..], max);
             let rows = self.extend(sequence, chunk)?;
             done += chunk.len();
             let samplings = [RowSampling { sampling, mask: None }];
@@ -62,8 +63,7 @@ impl Runner {
         let mut on_host: BTreeMap<usize, (Buffer, Program)> = BTreeMap::new();
         let mut done = 0;
         while done < tokens.len() {
-            let size = self.chunk_rows(sequence.len(), self.max_output_rows());
-            let chunk = &tokens[done..tokens.len().min(done + size)];
+            let chunk = self.next_chunk(sequence, &tokens[done..], self.max_output_rows());
             done += chunk.len();
             let rows = self.extend(sequence, chunk)?;
             let bucket = bucket(rows.len());
@@ -104,7 +104,7 @@ impl Runner {
         let mut scores = Vec::with_capacity(tokens.len());
         let (mut tokens, mut targets) = (tokens, targets);
         while !tokens.is_empty() {
-            let size = self.chunk_rows(sequence.len(), self.max_output_rows()).min(tokens.len());
+            let size = self.next_chunk(sequence, tokens, self.max_output_rows()).len();
             let (chunk, targets) =
                 (tokens.split_off(..size).unwrap_or_default(), targets.split_off(..size).unwrap_or_default());
             let rows = self.extend(sequence, chunk)?;
@@ -183,6 +183,13 @@ impl Runner {
     /// long.
     pub fn chunk_rows(&self, held: u32, max: usize) -> usize {
         self.pacer.chunk_rows(held, max)
+    }
+
+    /// The tokens of the next prefill chunk, at most `max`: images are prefilled as a whole.
+    fn next_chunk<'a>(&self, sequence: &Sequence, tokens: &'a [u32], max: usize) -> &'a [u32] {
+        let size = before_cut_image(tokens, self.chunk_rows(sequence.len(), max));
+        let first_image = || image_blocks(tokens).next().map_or(tokens.len(), |image| image.end);
+        &tokens[..if size == 0 { first_image() } else { size }]
     }
 
     /// A step of one prefill chunk.

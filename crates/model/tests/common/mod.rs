@@ -15,7 +15,7 @@ use model::{KvScheme, Limits, Model, Runner};
 use serde_json::Value;
 use weights::{
     blueprint::{Blueprint, Reservation},
-    plan::{self, HeapInfo, Margin, Memory},
+    plan::{self, HeapInfo, Margin, Memory, Placement},
     stream::{Control, Options},
 };
 
@@ -176,7 +176,15 @@ pub fn load_alone(device: &Device, path: &Path) -> Model {
 /// The same for files whose weights may be refused.
 pub fn try_load(device: &Device, path: &Path) -> model::Result<Model> {
     let checkpoint = Checkpoint::open(path).unwrap();
-    let blueprint = Blueprint::new(&checkpoint).unwrap();
+    let placement = placement(device, &checkpoint);
+    let options = Options { slot_bytes: 1 << 20, slots: 2, threads: 1, ..Options::default() };
+    let (model, _) = Model::load(device, &checkpoint, &placement, &options, &Control::default())?;
+    Ok(model)
+}
+
+/// Where the weights of a tiny model go.
+pub fn placement(device: &Device, checkpoint: &Checkpoint) -> Placement {
+    let blueprint = Blueprint::new(checkpoint).unwrap();
     let heap = HeapInfo { size: 8 << 30, budget: None, used: 0, device_local: true, host_visible: true };
     let memory = Memory {
         heaps: vec![heap],
@@ -186,11 +194,7 @@ pub fn try_load(device: &Device, path: &Path) -> model::Result<Model> {
         margin: Margin::default(),
         gtt: None,
     };
-    let placement =
-        plan::plan(&memory, &blueprint.demand(&checkpoint.config, &Reservation::WEIGHTS_ONLY)).unwrap();
-    let options = Options { slot_bytes: 1 << 20, slots: 2, threads: 1, ..Options::default() };
-    let (model, _) = Model::load(device, &checkpoint, &placement, &options, &Control::default())?;
-    Ok(model)
+    plan::plan(&memory, &blueprint.demand(&checkpoint.config, &Reservation::WEIGHTS_ONLY)).unwrap()
 }
 
 /// Logits of every position, prefilled in chunks.

@@ -4,6 +4,7 @@
 mod common;
 mod damaged;
 mod gemma3_270m;
+mod images;
 mod instruct_models;
 mod kv_cache;
 mod language;

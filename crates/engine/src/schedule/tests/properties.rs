@@ -38,7 +38,9 @@ fn add_images(request: &mut Request, blocks: &[ImageBlock]) {
         let image = image(*number, *length);
         let (start, end) = (*place, *place + *length as usize);
         let around = start.saturating_sub(1)..end + 1;
-        if end + 1 < request.prompt.len() && !request.prompt[around].iter().any(|token| is_image_token(*token)) {
+        if end + 1 < request.prompt.len()
+            && !request.prompt[around].iter().any(|token| is_image_token(*token))
+        {
             request.prompt.splice(start..end, image.tokens());
             images.push((start, image));
         }
