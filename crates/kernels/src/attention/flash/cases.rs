@@ -40,7 +40,8 @@ pub(super) fn prefill(shape: Shape, first: u32, count: u32) -> Step {
 pub(super) fn steps() -> Vec<Step> {
     let long = Shape { heads: 4, kv_heads: 2, head_dim: 128, ..GEMMA };
     let small = Shape { heads: 2, kv_heads: 2, head_dim: 64, page_size: 16, ..GEMMA };
-    let patch = Shape { heads: 2, kv_heads: 2, head_dim: 72, page_size: 16, ..GEMMA };
+    let patch = Shape { heads: 2, kv_heads: 2, head_dim: 72, ..GEMMA };
+    let single = Shape { heads: 1, kv_heads: 1, ..patch };
     let int8 = KvScheme::Int8;
     vec![
         prefill(GEMMA, 0, 17),
@@ -74,8 +75,8 @@ pub(super) fn steps() -> Vec<Step> {
         Step { inactive_before: 1, ..prefill(Shape { heads: 7, kv_heads: 1, ..small }, 3, 40) },
         encoder(patch, &[19, 70, 1]),
         prefill(long, 30, 51).with_images(&[(1, 33..79)]),
-        encoder(Shape { page_size: 64, ..patch }, &[150, 33]),
-        Step { query_scale: 14.0, ..encoder(Shape { heads: 1, kv_heads: 1, head_dim: 40, ..patch }, &[47]) },
+        encoder(single, &[130, 33]),
+        Step { query_scale: 14.0, ..encoder(Shape { head_dim: 40, page_size: 16, ..single }, &[47]) },
         prefill(Shape { window: 40, ..GEMMA }, 60, 21).with_images(&[(1, 61..80)]),
         prefill(Shape { scheme: int8, window: 30, ..GEMMA }, 60, 21).with_images(&[(1, 60..63), (1, 70..81)]),
     ]

@@ -177,13 +177,26 @@ fn plans_fit_the_device() {
 }
 
 #[test]
+fn image_encoders_get_large_tiles() {
+    let shape = Shape { heads: 16, kv_heads: 16, head_dim: 72, ..SMALL };
+    for caps in [known::h200(), known::radeon_780m()] {
+        let plan = policy::plan(&caps, &shape).unwrap();
+        assert_eq!((plan.pairs(), plan.keys, plan.queries_in_registers), (128, 32, true), "{plan:?}");
+        // In shared memory: 2 · 32 lines of 80 values, and the scores and weights of 8 subgroups.
+        assert_eq!(plan.shared_bytes(&shape), (64 * 11 + 8 * 240) * 16);
+    }
+}
+
+#[test]
 fn devices_with_cooperative_matrices_have_cases() {
     let names = |caps: &Caps| cases::cases(caps).into_iter().map(|case| case.name).collect::<Vec<_>>();
     let h200 = names(&known::h200());
     assert!(h200.len() > cases::steps().len(), "{h200:?}");
     let distinct: std::collections::HashSet<_> = h200.iter().collect();
     assert_eq!(distinct.len(), h200.len());
-    for what in ["× 512 f16", "× 256 f16", "× 128 f16", "× 64 f16", "queries in registers", "in parts"] {
+    let what =
+        ["× 512 f16", "× 256 f16", "× 128 f16", "× 72 f16", "× 64 f16", "registers", "in parts", "images"];
+    for what in what {
         assert!(h200.iter().any(|name| name.contains(what)), "{what}");
     }
     assert!(names(&known::mesa_cpu()).is_empty());
