@@ -14,7 +14,7 @@ mod scratch;
 use std::time::{Duration, Instant};
 
 use checkpoint::VisionConfig;
-use gpu::{Arena, Buffer, Device, Lifetime, Memory, Program};
+use gpu::{Arena, Buffer, Device, Lifetime, Memory, Program, TimestampMode, Timing};
 use kernels::{Activations, Matrix};
 use weights::vision::{VisionMatrix, VisionWeights};
 
@@ -27,6 +27,7 @@ use scratch::Scratch;
 pub struct ImageEncoder {
     device: Device,
     config: VisionConfig,
+    units: MatrixUnits,
     scratch: Scratch,
     /// One per layer; the first begins with the patches, the last ends with soft tokens.
     programs: Vec<Program>,
@@ -81,11 +82,18 @@ impl ImageLimits {
 }
 
 /// The format of an encoder's activations: f16 if the device's matrix units take all of its matrices.
-fn activations(device: &Device, config: &VisionConfig, weights: &VisionWeights, units: MatrixUnits) -> Activations {
+fn activations(
+    device: &Device,
+    config: &VisionConfig,
+    weights: &VisionWeights,
+    units: MatrixUnits,
+) -> Activations {
     let lengths = [config.hidden, config.intermediate, config.patch_values()];
     let aligned = lengths.into_iter().all(|length| length.is_multiple_of(4));
     let planned = |matrix: &Matrix| {
-        units.coopmat_plan(device.caps(), &programs::coopmat_shape(matrix, config.patches() as usize)).is_some()
+        units
+            .coopmat_plan(device.caps(), &programs::coopmat_shape(matrix, config.patches() as usize))
+            .is_some()
     };
     match aligned && weights.matrices.iter().all(|(_, matrix)| planned(matrix)) {
         true => Activations::F16,
@@ -109,17 +117,21 @@ impl ImageEncoder {
         let images = limits.max_images.max(1) as usize;
         let activations = activations(device, &config, &weights, units);
         let scratch = Scratch::new(device, &config, &weights, units, activations, images)?;
-        let recording = programs::Recording { device, config: &config, weights: &weights, scratch: &scratch, units };
-        let recorders = (0..config.layers).map(|layer| recording.layer(layer)).collect::<Result<Vec<_>>>()?;
+        let recording =
+            programs::Recording { device, config: &config, weights: &weights, scratch: &scratch, units };
+        let recorders = (0..config.layers).map(|layer| recording.layer(layer, device.recorder()?));
+        let recorders = recorders.collect::<Result<Vec<_>>>()?;
         let pipelines: Vec<_> = recorders.iter().flat_map(|recorder| recorder.pipelines()).collect();
         device.compile(&pipelines)?;
-        let programs = recorders.into_iter().map(|recorder| Ok(recorder.seal()?)).collect::<Result<Vec<_>>>()?;
+        let programs =
+            recorders.into_iter().map(|recorder| Ok(recorder.seal()?)).collect::<Result<Vec<_>>>()?;
         let mut upload = Arena::new(device, Lifetime::Staging, Memory::Upload);
         let staging = upload.buffer("patches", scratch.patch_bytes() * images as u64)?;
         let pool = SoftTokenPool::new(device, &config, limits.pool_images)?;
         Ok(Self {
             device: device.clone(),
             config,
+            units,
             scratch,
             programs,
             staging,
@@ -248,6 +260,22 @@ impl ImageEncoder {
         let images = std::mem::take(&mut encoding.images);
         self.encoding = None;
         self.pool.insert(&images, &self.scratch.soft, self.timeout)
+    }
+
+    /// Encodes this many images, whatever their patches are, and returns the time of each command.
+    pub(crate) fn encode_timed(&mut self, images: usize, timestamps: TimestampMode) -> Result<Vec<Timing>> {
+        self.scratch.write_images(images.min(self.scratch.images))?;
+        let Self { device, config, units, scratch, weights, .. } = self;
+        let recording = programs::Recording { device, config, weights, scratch, units: *units };
+        let mut timings: Vec<Timing> = vec![];
+        for layer in 0..config.layers {
+            let program = recording.layer(layer, device.timed_recorder(timestamps)?)?.seal()?;
+            program.run(self.timeout)?;
+            let level = timings.last().map_or(0, |timing| timing.level + 1);
+            let of_layer = program.timings()?.into_iter();
+            timings.extend(of_layer.map(|timing| Timing { level: timing.level + level, ..timing }));
+        }
+        Ok(timings)
     }
 
     /// What the last encoded images are in the encoder and as soft tokens, for tests: rows of f32.

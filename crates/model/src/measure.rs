@@ -3,16 +3,20 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use checkpoint::{Config, Dense, Experts, FeedForward, LayerSpec, Mixer, Role, Slot};
-use gpu::{Arena, Buffer, Device, Lifetime, Memory, TimestampMode, Timing};
+use checkpoint::{Config, Dense, Experts, FeedForward, LayerSpec, Mixer, Role, Slot, VisionConfig};
+use gpu::{Arena, Buffer, Device, Lifetime, Memory, Recorder, TimestampMode, Timing};
 use kernels::{
     Matrix,
     bench::random::{Distribution, Random},
 };
 use tensor::{GROUP, Layout, Scheme};
-use weights::{blueprint::MatrixId, load::Weights};
+use weights::{
+    blueprint::MatrixId,
+    load::Weights,
+    vision::{self, VisionMatrix, VisionWeights},
+};
 
-use crate::{DecodeRow, Model, Result, Runner, Sequence};
+use crate::{DecodeRow, Error, ImageEncoder, ImageLimits, Model, Result, Runner, Sequence};
 
 /// Timeout of filling a matrix with random words, the largest on the slowest device.
 const TIMEOUT: Duration = Duration::from_secs(300);
@@ -309,7 +313,95 @@ impl Model {
     }
 }
 
+/// The matrices of an image encoder in f16.
+fn vision_matrices(config: &VisionConfig) -> Vec<(VisionMatrix, Layout)> {
+    let VisionConfig { hidden, intermediate, text_hidden, .. } = *config;
+    let layers = (0..config.layers).flat_map(|layer| {
+        [
+            (VisionMatrix::Qkv(layer), 3 * hidden, hidden),
+            (VisionMatrix::AttentionOutput(layer), hidden, hidden),
+            (VisionMatrix::Up(layer), intermediate, hidden),
+            (VisionMatrix::Down(layer), hidden, intermediate),
+        ]
+    });
+    let patches = (VisionMatrix::PatchEmbed, hidden, config.patch_values());
+    let projection = (VisionMatrix::Projection, text_hidden, hidden);
+    let all = [patches].into_iter().chain(layers).chain([projection]);
+    all.map(|(id, rows, k)| (id, Layout { scheme: Scheme::F16, rows: rows as usize, k: k as usize }))
+        .collect()
+}
+
+/// An image encoder's weights in f16: random matrices, norms of ones, biases of zeros.
+fn random_vision_weights(device: &Device, config: &VisionConfig) -> Result<VisionWeights> {
+    let halves = Random::new(device, Distribution::Halves)?;
+    let floats = Random::new(device, Distribution::Floats)?;
+    let mut arena = Arena::new(device, Lifetime::Weights, Memory::Device);
+    let matrices = vision::allocate(&mut arena, device.caps(), vision_matrices(config).into_iter())?;
+    let mut recorder = device.recorder()?;
+    for (number, (_, matrix)) in (0..).zip(&matrices) {
+        for block in matrix.blocks() {
+            halves.record(&mut recorder, "values", &block.values.view(), number)?;
+        }
+    }
+    let (hidden, intermediate) = (config.hidden, config.intermediate);
+    let mut arena = Arena::new(device, Lifetime::Weights, Memory::Device).with_block_size(4 << 20);
+    let mut vectors = BTreeMap::new();
+    let mut add = |recorder: &mut Recorder, layer, role, length: u32, value: f32| -> Result<()> {
+        let buffer = arena.buffer("vector", u64::from(length) * 4)?;
+        recorder.fill("vector", &buffer, value.to_bits())?;
+        vectors.insert(Slot::vision(layer, role), buffer);
+        Ok(())
+    };
+    for (role, value) in [
+        (Role::PatchEmbedBias, 0.0),
+        (Role::FinalNorm, 1.0),
+        (Role::FinalNormBias, 0.0),
+        (Role::SoftTokenNorm, 1.0),
+    ] {
+        add(&mut recorder, None, role, hidden, value)?;
+    }
+    for layer in 0..config.layers {
+        for (role, length, value) in [
+            (Role::AttentionNorm, hidden, 1.0),
+            (Role::AttentionNormBias, hidden, 0.0),
+            (Role::OutputBias, hidden, 0.0),
+            (Role::FeedForwardNorm, hidden, 1.0),
+            (Role::FeedForwardNormBias, hidden, 0.0),
+            (Role::UpBias, intermediate, 0.0),
+            (Role::DownBias, hidden, 0.0),
+        ] {
+            add(&mut recorder, Some(layer), role, length, value)?;
+        }
+    }
+    let positions = arena.buffer("positions", u64::from(config.patches() * hidden) * 4)?;
+    floats.record(&mut recorder, "positions", &positions.view(), 1)?;
+    vectors.insert(Slot::vision(None, Role::PositionEmbed), positions);
+    let mut qkv_biases = vec![];
+    for _ in 0..config.layers {
+        let bias = arena.buffer("bias", u64::from(3 * hidden) * 4)?;
+        recorder.fill("bias", &bias, 0)?;
+        qkv_biases.push(bias);
+    }
+    recorder.seal()?.run(TIMEOUT)?;
+    Ok(VisionWeights { matrices, vectors, qkv_biases })
+}
+
 impl Runner {
+    /// Adds an image encoder with random weights: as fast as a real one, with meaningless soft tokens.
+    pub fn with_random_encoder(self, config: VisionConfig, limits: ImageLimits) -> Result<Self> {
+        let model = self.model().clone();
+        let weights = random_vision_weights(&model.device, &config)?;
+        let encoder = ImageEncoder::new(&model.device, config, weights, model.matrix_units(), limits)?;
+        Ok(self.with_encoder(encoder))
+    }
+
+    /// Profiles the encoding of images, with a timestamp after every command.
+    pub fn profile_images(&mut self, images: usize) -> Result<Profile> {
+        let encoder = self.encoder_mut().ok_or(Error::NoImageEncoder)?;
+        let timings = encoder.encode_timed(images, TimestampMode::PerCommand(MAX_COMMANDS))?;
+        Ok(Profile::new(&timings, |_| 0))
+    }
+
     /// Fills the KV cache with random numbers, so that sequences may start at any depth.
     pub fn fill_cache(&mut self) -> Result<()> {
         self.cache().clear_prefix_cache();

@@ -483,6 +483,10 @@ impl Runner {
         self.encoder.as_ref()
     }
 
+    pub(crate) fn encoder_mut(&mut self) -> Option<&mut ImageEncoder> {
+        self.encoder.as_mut()
+    }
+
     /// Adds an image encoder. Earlier programs are discarded: they know no soft tokens.
     pub(crate) fn with_encoder(mut self, encoder: ImageEncoder) -> Self {
         self.programs = ProgramCache::default();

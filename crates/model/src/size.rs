@@ -1,6 +1,6 @@
 //! Dimensions of published models, for benchmarks with random weights.
 
-use checkpoint::Config;
+use checkpoint::{Config, VisionConfig};
 use serde_json::{Value, json};
 
 use crate::Result;
@@ -100,6 +100,26 @@ impl Size {
     /// Its dimensions.
     pub fn config(self) -> Result<Config> {
         Ok(Config::from_hf(self.name().as_ref(), &self.json())?)
+    }
+
+    /// The dimensions of its image encoder, where it has one that is supported.
+    pub fn vision(self) -> Result<Option<VisionConfig>> {
+        let has_encoder = matches!(self, Size::Gemma3Of4B | Size::Gemma3Of12B | Size::Gemma3Of27B);
+        let text_hidden = self.config()?.hidden;
+        Ok(has_encoder.then_some(VisionConfig {
+            image_size: 896,
+            patch_size: 14,
+            hidden: 1152,
+            intermediate: 4304,
+            layers: 27,
+            heads: 16,
+            layer_norm_eps: 1e-6,
+            soft_tokens_per_side: 16,
+            text_hidden,
+            soft_norm_eps: 1e-6,
+            image_mean: [0.5; 3],
+            image_std: [0.5; 3],
+        }))
     }
 
     fn json(self) -> Value {

@@ -74,7 +74,8 @@ impl SoftTokenPool {
     /// and else its row of the buffer.
     pub fn rows_of(&self, tokens: &[u32]) -> Result<impl Iterator<Item = u32> + use<>> {
         let slot = self.find(tokens).ok_or_else(|| {
-            let text = "an image that is cut in two, or has not been encoded: encode it, and prefill it whole";
+            let text =
+                "an image that is cut in two, or has not been encoded: encode it, and prefill it whole";
             Error::Limits(text.into())
         })?;
         let first = slot as u32 * self.soft_tokens;

@@ -57,8 +57,7 @@ struct NormAfter {
 
 impl Recording<'_> {
     /// Records a layer: the first from the patches on, the last up to the soft tokens.
-    pub fn layer(&self, layer: u32) -> Result<Recorder> {
-        let mut recorder = self.device.recorder()?;
+    pub fn layer(&self, layer: u32, mut recorder: Recorder) -> Result<Recorder> {
         let slot = |role| Slot::vision(Some(layer), role);
         let outside = |role| Slot::vision(None, role);
         let scratch = self.scratch;
@@ -98,7 +97,11 @@ impl Recording<'_> {
         let positions = self.vector(Slot::vision(None, Role::PositionEmbed))?;
         let bytes = positions.len();
         for image in 0..*images as u64 {
-            recorder.copy("positions", positions.clone(), residual.slice(image * bytes..(image + 1) * bytes)?)?;
+            recorder.copy(
+                "positions",
+                positions.clone(),
+                residual.slice(image * bytes..(image + 1) * bytes)?,
+            )?;
         }
         let x = match packed_patches {
             None => patches,
@@ -196,7 +199,12 @@ impl Recording<'_> {
             slots: scratch.slots.view(),
             active: scratch.active_range(),
         };
-        Ok(Rope::new(self.device, rope)?.record(recorder, "keys and values", scratch.rows as u32, &operands)?)
+        Ok(Rope::new(self.device, rope)?.record(
+            recorder,
+            "keys and values",
+            scratch.rows as u32,
+            &operands,
+        )?)
     }
 
     /// block = down · gelu(up · normed + bias).

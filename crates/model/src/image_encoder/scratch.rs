@@ -94,7 +94,8 @@ impl Scratch {
             scheme: if activations == Activations::F16 { KvScheme::F16 } else { KvScheme::F32 },
         };
         let attention = attention_shape(config, shape.scheme);
-        let writes_f16 = activations == Activations::F16 && units.flash_plan(device.caps(), &attention).is_some();
+        let writes_f16 =
+            activations == Activations::F16 && units.flash_plan(device.caps(), &attention).is_some();
         let hidden = config.hidden as usize;
         let split_k = match activations {
             Activations::F16 => {
@@ -138,7 +139,13 @@ impl Scratch {
                 _ => None,
             },
             block: arena.buffer("a block's output", floats(config.hidden, rows))?,
-            activated: Vectors::new(&mut arena, "activated rows", activations, config.intermediate as usize, rows)?,
+            activated: Vectors::new(
+                &mut arena,
+                "activated rows",
+                activations,
+                config.intermediate as usize,
+                rows,
+            )?,
             encoded: Vectors::f32(&mut arena, "encoded rows", hidden, rows)?,
             pooled: Vectors::new(&mut arena, "pooled rows", activations, hidden, soft_tokens)?,
             soft: arena.buffer("soft tokens", floats(config.text_hidden, soft_tokens))?,
@@ -154,7 +161,8 @@ impl Scratch {
             split_k,
         };
         let mut recorder = device.recorder()?;
-        let vectors = [&scratch.patches, &scratch.normed, &scratch.attended, &scratch.activated, &scratch.encoded];
+        let vectors =
+            [&scratch.patches, &scratch.normed, &scratch.attended, &scratch.activated, &scratch.encoded];
         let vectors = vectors.into_iter().chain([&scratch.pooled]);
         for vectors in vectors.chain(&scratch.packed_patches).chain(&scratch.attended_floats) {
             vectors.record_clear(&mut recorder, "clear")?;

@@ -3,6 +3,7 @@
 mod bandwidth;
 mod beside;
 mod gemv;
+mod images;
 mod load;
 mod plot;
 mod speed;
@@ -24,6 +25,7 @@ use crate::loading::{self, Kv};
     after_help = "Examples:\n  indrik bench -m gemma3:270m -p 512 -n 128\n  \
                   indrik bench --shape gemma3-27b --quant int8 -n 64 -d 0,8192 --profile\n  \
                   indrik bench --shape gemma3-4b -b 8 -p 4096 --beside 256\n  \
+                  indrik bench --shape gemma3-27b --images 1,8\n  \
                   indrik bench --bandwidth\n  indrik bench --gemv 43008x5376 --quant int8,int4 --json\n  \
                   indrik bench --load gemma-3-270m.gguf",
     group = clap::ArgGroup::new("what").required(true).args(["model", "shape", "bandwidth", "gemv", "load"])
@@ -72,6 +74,11 @@ pub struct Arguments {
     #[arg(long, value_name = "TOKENS", conflicts_with_all = ["gemv", "bandwidth", "load", "profile", "plot"],
           value_parser = clap::value_parser!(u16).range(1..=8192))]
     beside: Option<u16>,
+    /// With --shape: measure the encoding of this many images, and the time to first token of a prompt with them and of
+    /// a text prompt of the same length
+    #[arg(long, value_delimiter = ',', value_name = "COUNT", requires = "shape", conflicts_with_all = ["beside", "plot"],
+          value_parser = clap::value_parser!(u16).range(1..=64))]
+    images: Vec<u16>,
     /// Storage format of the KV cache (default: f16)
     #[arg(long, value_name = "TYPE", conflicts_with_all = ["gemv", "bandwidth", "load"])]
     kv: Option<Kv>,
@@ -171,6 +178,11 @@ fn run_model(device: &Device, arguments: &Arguments) -> anyhow::Result<ExitCode>
         "seconds": seconds, "gb_per_s": null, "peak_extra_rss_bytes": null, "random": true,
     });
     let name = format!("{} {scheme}", size.name());
+    if !arguments.images.is_empty() {
+        let Some(vision) = size.vision()? else { bail!("{} has no image encoder", size.name()) };
+        let counts: Vec<usize> = arguments.images.iter().map(|count| usize::from(*count)).collect();
+        return images::run(device, &name, &Arc::new(model), vision, &counts, &plan, arguments.json);
+    }
     if let Some(chunk) = arguments.beside {
         return beside::run(device, &name, &Arc::new(model), &plan, chunk.into(), arguments.json);
     }

@@ -1,0 +1,160 @@
+//! `indrik bench --images`: encoding images, and the time to first token of a prompt with images beside that of a text
+//! prompt of the same length.
+
+use std::{process::ExitCode, sync::Arc, time::Duration, time::Instant};
+
+use checkpoint::VisionConfig;
+use gpu::Device;
+use images::{ContentHash, Patches};
+use model::{Image, ImageLimits, Limits, Model, Runner, Sampling};
+use serde::Serialize;
+use serde_json::json;
+
+use super::speed::{Plan, tokens};
+use crate::output;
+
+/// Tokens around an image in a prompt.
+const TEXT_TOKENS: usize = 8;
+
+/// Enough for all layers of all images.
+const WHOLE: Duration = Duration::from_secs(3600);
+
+/// One line of the table; medians.
+#[derive(Clone, Debug, Serialize)]
+struct Line {
+    images: usize,
+    /// From patches in system memory to soft tokens in device memory.
+    encode_ms: f64,
+    /// Tokens of the prompt.
+    prompt_tokens: usize,
+    /// Time to first token, encoding included.
+    ttft_ms: f64,
+    /// Time to first token of as many text tokens.
+    text_ttft_ms: f64,
+}
+
+/// Measures and prints every number of images.
+pub fn run(
+    device: &Device,
+    name: &str,
+    model: &Arc<Model>,
+    vision: VisionConfig,
+    counts: &[usize],
+    plan: &Plan,
+    json: bool,
+) -> anyhow::Result<ExitCode> {
+    let info = device.info();
+    let soft_tokens = vision.soft_tokens();
+    let most = counts.iter().copied().max().unwrap_or(1);
+    let context = (most * (soft_tokens as usize + TEXT_TOKENS) + TEXT_TOKENS) as u32;
+    let limits = Limits::new(info, &model.config, 1, context.min(model.config.max_positions));
+    let limits = Limits { kv_scheme: plan.kv, ..limits.with_images(soft_tokens) };
+    let memory = info.heaps.iter().filter(|heap| heap.device_local).map(|heap| heap.size).max();
+    let image_limits = ImageLimits::new(&vision, memory.unwrap_or(0), limits.prefill_chunk);
+    let pool_images = image_limits.pool_images.max(most as u32);
+    let image_limits = ImageLimits { pool_images, ..image_limits };
+    let mut runner = Runner::new(model.clone(), limits)?.with_random_encoder(vision, image_limits)?;
+    let mut progress = output::Progress::new();
+    let mut lines = vec![];
+    for count in counts {
+        progress.show(&format!("{count} images"));
+        lines.push(measure(&mut runner, *count, plan.repeats)?);
+    }
+    let mut profile = None;
+    if plan.profile {
+        progress.show("profile of an image");
+        runner.profile_images(1)?;
+        profile = Some(runner.profile_images(1)?);
+    }
+    drop(progress);
+    let kernels: Vec<_> = profile.iter().flat_map(|profile| &profile.kernels).collect();
+    if json {
+        let kernels = kernels.iter().map(|share| {
+            json!({ "name": share.name, "count": share.count, "milliseconds": share.nanoseconds / 1e6 })
+        });
+        output::print_json(&json!({
+            "device": info.name, "driver": info.driver, "model": name, "images_together": image_limits.max_images,
+            "images": lines, "kernels": kernels.collect::<Vec<_>>(),
+        }))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut text = format!(
+        "{}, {}\n{name}, random weights, up to {} images encoded together\n\n\
+         images   encode   tokens   time to first token   of as much text\n",
+        info.name, info.driver, image_limits.max_images
+    );
+    for line in &lines {
+        text += &format!(
+            "{:>6} {:>5.1} ms {:>8} {:>18.1} ms {:>14.1} ms\n",
+            line.images, line.encode_ms, line.prompt_tokens, line.ttft_ms, line.text_ttft_ms
+        );
+    }
+    if !kernels.is_empty() {
+        text += "\nOne image by kernel:\n";
+    }
+    for share in kernels {
+        text += &format!("{:>10.2} ms  {:>4} × {}\n", share.nanoseconds / 1e6, share.count, share.name);
+    }
+    output::print(&text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn measure(runner: &mut Runner, count: usize, repeats: usize) -> anyhow::Result<Line> {
+    let (mut encode, mut with_images, mut with_text) = (vec![], vec![], vec![]);
+    let mut prompt_tokens = 0;
+    // The first two runs are warm-ups: programs are recorded, and layers timed.
+    for number in 0..repeats + 2 {
+        let images = new_images(runner, count, number as u8);
+        let vocab = runner.model().config.vocab;
+        let mut prompt = tokens(TEXT_TOKENS as u32, vocab);
+        for image in &images {
+            prompt.extend(image.tokens());
+            prompt.extend(tokens(TEXT_TOKENS as u32, vocab));
+        }
+        prompt_tokens = prompt.len();
+        let start = Instant::now();
+        runner.encode(&images, WHOLE)?;
+        let encoded = start.elapsed();
+        first_token(runner, &prompt)?;
+        let (total, start) = (start.elapsed(), Instant::now());
+        first_token(runner, &tokens(prompt_tokens as u32, vocab))?;
+        if number >= 2 {
+            encode.push(encoded);
+            with_images.push(total);
+            with_text.push(start.elapsed());
+        }
+    }
+    let median = |mut times: Vec<Duration>| {
+        times.sort_unstable();
+        times[times.len() / 2].as_secs_f64() * 1e3
+    };
+    Ok(Line {
+        images: count,
+        encode_ms: median(encode),
+        prompt_tokens,
+        ttft_ms: median(with_images),
+        text_ttft_ms: median(with_text),
+    })
+}
+
+fn first_token(runner: &mut Runner, prompt: &[u32]) -> anyhow::Result<()> {
+    let mut sequence = runner.start()?;
+    runner.prompt(&mut sequence, prompt, &Sampling::default(), |_| true)?;
+    Ok(())
+}
+
+/// Images that were not encoded before.
+fn new_images(runner: &Runner, count: usize, run: u8) -> Vec<Image> {
+    let Some(encoder) = runner.encoder() else { return vec![] };
+    let config = encoder.config();
+    let (side, values) = (config.patches_per_side(), config.patch_values() as usize);
+    let image = |number: usize| {
+        let value = |index: usize| ((index * 31 + number * 7) % 256) as f32 / 127.5 - 1.0;
+        let pixels = (0..config.patches() as usize * values).map(value).collect();
+        let patches = Patches::from_values(side, side, values, pixels).expect("as many as the encoder takes");
+        let mut id = [run; 32];
+        id[..8].copy_from_slice(&(number as u64).to_le_bytes());
+        Image::new(Arc::new(patches), ContentHash(id), config.soft_tokens())
+    };
+    (0..count).map(image).collect()
+}
