@@ -24,7 +24,8 @@
 // the parts of the scores in shared memory, always in order, and find the same weights. Values take the place
 // of the keys there.
 //
-// A head that is not a multiple of 16 is padded with zeros in shared memory; the cache, queries and outputs are not.
+// A head that is not a multiple of 16 is padded with zeros in shared memory, but neither in the cache nor in
+// queries and outputs.
 //
 // A row sees the keys of its window up to its last visible position: its own, or the last of its image, whose
 // rows see each other in both directions.
@@ -97,9 +98,9 @@ const uint PAIRS = 16 * SUBGROUPS / HEAD_PARTS;
 const uint PART_TILES = (HEAD_DIM / HEAD_PARTS + 15) / 16;
 const uint KEY_TILES = KEYS / 16;
 
-// Shared memory: queries, keys and values as lines of units; a unit is 8 f16 values. A line is padded to an even
-// number of units, UNITS in the cache: with one more unit between lines, the same unit of 8 lines covers all banks.
-// Queries kept in registers are no longer needed here when the first key arrives.
+// Shared memory: queries, keys and values as lines of units; a unit is 8 f16 values. A line is padded to an
+// even number of units: with one more unit between lines, the same unit of 8 lines covers all banks. Queries
+// kept in registers are no longer needed here when the first key arrives.
 const uint UNITS = HEAD_DIM / 8;
 const uint PADDED_UNITS = UNITS + UNITS % 2;
 const uint STRIDE = PADDED_UNITS + 1;

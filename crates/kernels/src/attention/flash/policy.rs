@@ -151,8 +151,8 @@ fn fitting(caps: &Caps, shape: &Shape, tier: Tier, lanes: u32) -> Vec<Plan> {
     }
     // A block of keys is about 8 KiB, and so is a block of values.
     let max_keys = (4096 / shape.head_dim.max(1)).min(shape.page_size);
-    // Image encoders have short heads without GQA, and thousands of rows: larger tiles, which load keys and values
-    // less often, still fill the device.
+    // Image encoders have short heads without GQA, and thousands of rows: larger tiles, which load keys and
+    // values less often, still fill the device.
     let many_rows = shape.heads == shape.kv_heads && shape.head_dim <= 80;
     let max_subgroups = if many_rows { 8 } else { 4 };
     // Queries and outputs of long heads exceed the registers of some devices.

@@ -149,8 +149,8 @@ pub(crate) fn encoder(shape: Shape, patches: &[u32]) -> Step {
     Step { images, ..prefills(shape, &chunks) }
 }
 
-/// Image blocks in a prompt, for kernels of any chunks of rows: inside a chunk, at its start and end, next to each
-/// other, longer than the window, and in two sequences.
+/// Image blocks in a prompt: inside a chunk, at its start and end, next to each other, longer than the window,
+/// and in two sequences.
 pub(crate) fn image_steps(shape: Shape) -> Vec<Step> {
     let window = |window| Shape { window, ..shape };
     vec![

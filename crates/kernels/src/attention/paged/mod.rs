@@ -54,8 +54,8 @@ pub struct Operands<'a> {
     /// u32 per row.
     pub positions: View,
     /// u32 per row: the last position that it sees, not before its own, and never decreasing within a chunk.
-    /// `positions` itself for causal attention; the last position of its image for a row of an image, whose rows
-    /// see each other in both directions. Keys and values must be in the cache up to there.
+    /// `positions` itself for causal attention; for a row of an image the last position of the image, whose
+    /// rows see each other in both directions. Keys and values must be in the cache up to there.
     pub last_visible: View,
     /// u32 per row; in prefill only the first of each tile is read.
     pub slots: View,

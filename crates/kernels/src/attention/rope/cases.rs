@@ -100,8 +100,8 @@ pub(crate) fn split_into_partials(values: &[f32], stride: u32, row: u32, partial
     values.chunks(stride as usize).flat_map(split_row).collect()
 }
 
-/// Inverse frequencies; of heads of 512 only a quarter of the pairs rotate, as in Gemma 4, and of heads of 72 none,
-/// as in Gemma 3's image encoder.
+/// Inverse frequencies; of heads of 512 only a quarter of the pairs rotate, as in Gemma 4, and of heads of 72
+/// none, as in Gemma 3's image encoder.
 pub(crate) fn frequencies(head_dim: u32) -> Vec<f64> {
     let mut frequencies = inverse_frequencies(head_dim as usize, 1e4, 1.0);
     if head_dim == 512 {
