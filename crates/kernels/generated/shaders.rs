@@ -368,6 +368,8 @@ pub mod attention_flash {
         pub independent_rows: bool,
         /// `HEAD_PARTS`: `uint`, constant 10.
         pub head_parts: u32,
+        /// `SOFTMAX_IN_REGISTERS`: `bool`, constant 11.
+        pub softmax_in_registers: bool,
     }
 
     impl Default for Constants {
@@ -384,6 +386,7 @@ pub mod attention_flash {
                 chains: 2,
                 independent_rows: false,
                 head_parts: 1,
+                softmax_in_registers: false,
             }
         }
     }
@@ -402,6 +405,7 @@ pub mod attention_flash {
                 self.chains,
                 u32::from(self.independent_rows),
                 self.head_parts,
+                u32::from(self.softmax_in_registers),
             ]
         }
     }
@@ -411,7 +415,7 @@ pub mod attention_flash {
         name: "attention_flash.t1",
         spirv: include_bytes!("attention_flash.t1.spv"),
         push_size: 104,
-        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10],
+        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 
@@ -420,7 +424,7 @@ pub mod attention_flash {
         name: "attention_flash.t2",
         spirv: include_bytes!("attention_flash.t2.spv"),
         push_size: 104,
-        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10],
+        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 

@@ -43,7 +43,7 @@ impl MatrixUnits {
     /// Plan of flash attention, where there is one.
     pub fn flash_plan(self, caps: &Caps, shape: &flash::policy::Shape) -> Option<flash::policy::Plan> {
         match self {
-            MatrixUnits::Device(_) => flash::policy::plan(caps, shape),
+            MatrixUnits::Device(fragments) => flash::policy::plan(caps, fragments, shape),
             MatrixUnits::Emulated => flash::policy::emulated(caps, shape),
         }
     }

@@ -54,6 +54,9 @@ layout(constant_id = 8) const uint CHAINS = 2;
 layout(constant_id = 9) const bool INDEPENDENT_ROWS = false;
 // Subgroups that share 16 pairs, each with a part of the head.
 layout(constant_id = 10) const uint HEAD_PARTS = 1;
+// Scores become weights in the registers that they are in. Only for the layout of `fragment_column`, and heads without
+// parts.
+layout(constant_id = 11) const bool SOFTMAX_IN_REGISTERS = false;
 
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Floats4 { vec4 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Words4 { uvec4 data[]; };
@@ -116,7 +119,7 @@ const uint SCRATCH_AT = LINES_END;
 const uint SCORES_STRIDE = KEYS / 4 + 2;
 const uint WEIGHTS_AT = 16 * SCORES_STRIDE;
 const uint WEIGHTS_STRIDE = KEYS / 8 + 1;
-const uint SUBGROUP_SCRATCH = WEIGHTS_AT + 16 * WEIGHTS_STRIDE;
+const uint SUBGROUP_SCRATCH = SOFTMAX_IN_REGISTERS ? 0 : WEIGHTS_AT + 16 * WEIGHTS_STRIDE;
 // The rescaling factors reuse the memory of the scores.
 const uint FACTORS_STRIDE = 5;
 const uint SCRATCH_END = SCRATCH_AT + SUBGROUPS * SUBGROUP_SCRATCH;
@@ -142,6 +145,17 @@ const float NO_SCORE = -1.0e30;
 // then stay at or below 2⁸: f16 holds up to 2¹⁶, and their sums are f32.
 const float RESCALE_MARGIN = 8.0;
 const float LOG2_E = 1.4426950408889634;
+
+// Elements per thread of an operand a and of an accumulator where softmax is computed in registers, and the rows that
+// they are in: elements 0 to 3 in row lane / 4, the others 8 rows below.
+const uint FRAGMENT = 8;
+const uint FRAGMENT_ROWS = 2;
+const uint FRAGMENT_ROW_THREADS = 4;
+
+// The column of such an element.
+uint fragment_column(uint i) {
+    return gl_SubgroupInvocationID % FRAGMENT_ROW_THREADS * 2 + i % 2 + i / 2 % 2 * 8;
+}
 
 // 16-byte loads per line, and per thread and block.
 const uint LINE_LOADS = HEAD_DIM * KV_BITS / 128;
@@ -285,6 +299,20 @@ void main() {
     matrix_zero(sum);
     MatrixB ones;
     matrix_ones(ones);
+#if TIER >= 2
+    // As below, for softmax in registers.
+    float fragment_reference[FRAGMENT_ROWS];
+    float fragment_sum[FRAGMENT_ROWS];
+    uint fragment_first[FRAGMENT_ROWS];
+    uint fragment_last[FRAGMENT_ROWS];
+    unrolled for (uint r = 0; r < FRAGMENT_ROWS; r++) {
+        fragment_reference[r] = NO_SCORE;
+        fragment_sum[r] = 0.0;
+        uint pair = min(own_pair + lane / FRAGMENT_ROW_THREADS + 8 * r, pairs - 1);
+        fragment_first[r] = first_position(position + pair / group - first_row, push.window);
+        fragment_last[r] = push.last_visible.data[pair / group];
+    }
+#endif
     float reference_score[LANE_ROWS];
     uint lane_first[LANE_ROWS];
     uint lane_last[LANE_ROWS];
@@ -304,6 +332,10 @@ void main() {
         uint block_first = block * KEYS;
         uint block_last = block_first + KEYS - 1;
         bool has_keys = !is_empty && block_first <= any_last && block_last >= any_first;
+        bool all_in_range = block_first >= all_first && block_last <= all_last;
+#if TIER >= 2
+        MatrixA fragment_weights[SOFTMAX_IN_REGISTERS ? KEY_TILES : 1];
+#endif
         if (has_keys) {
             MatrixSums scores[KEY_TILES * CHAINS];
             unrolled for (uint i = 0; i < KEY_TILES * CHAINS; i++) {
@@ -326,11 +358,59 @@ void main() {
                 unrolled for (uint chain = 1; chain < CHAINS; chain++) {
                     matrix_add(scores[k * CHAINS], scores[k * CHAINS + chain]);
                 }
-                matrix_store_sums(scores[k * CHAINS], scratch_at + 4 * k, SCORES_STRIDE);
+                if (!SOFTMAX_IN_REGISTERS) {
+                    matrix_store_sums(scores[k * CHAINS], scratch_at + 4 * k, SCORES_STRIDE);
+                }
             }
-            if (HEAD_PARTS == 1) {
+            if (HEAD_PARTS == 1 && !SOFTMAX_IN_REGISTERS) {
                 subgroup_shared_barrier();
             }
+#if TIER >= 2
+            if (SOFTMAX_IN_REGISTERS) {
+                float largest[FRAGMENT_ROWS] = float[](MASKED, MASKED);
+                unrolled for (uint k = 0; k < KEY_TILES; k++) {
+                    unrolled for (uint i = 0; i < FRAGMENT; i++) {
+                        float score = scores[k * CHAINS][i];
+                        if (!all_in_range) {
+                            uint key = block_first + 16 * k + fragment_column(i);
+                            bool in_range = clamp(key, fragment_first[i / 4], fragment_last[i / 4]) == key;
+                            score = in_range ? score : MASKED;
+                            scores[k * CHAINS][i] = score;
+                        }
+                        largest[i / 4] = max(largest[i / 4], score);
+                    }
+                }
+                float fragment_factors[FRAGMENT_ROWS];
+                bool rescales = false;
+                unrolled for (uint r = 0; r < FRAGMENT_ROWS; r++) {
+                    unrolled for (uint distance = 1; distance < FRAGMENT_ROW_THREADS; distance *= 2) {
+                        largest[r] = max(largest[r], subgroupShuffleXor(largest[r], distance));
+                    }
+                    bool row_rescales = largest[r] > fragment_reference[r] + RESCALE_MARGIN;
+                    fragment_factors[r] = row_rescales ? exp2(fragment_reference[r] - largest[r]) : 1.0;
+                    fragment_reference[r] = row_rescales ? largest[r] : fragment_reference[r];
+                    rescales = rescales || row_rescales;
+                }
+                if (subgroupAny(rescales)) {
+                    unrolled for (uint r = 0; r < FRAGMENT_ROWS; r++) {
+                        fragment_sum[r] *= fragment_factors[r];
+                    }
+                    unrolled for (uint d = 0; d < PART_TILES; d++) {
+                        unrolled for (uint i = 0; i < FRAGMENT; i++) {
+                            o[d][i] *= fragment_factors[i / 4];
+                        }
+                    }
+                }
+                unrolled for (uint k = 0; k < KEY_TILES; k++) {
+                    unrolled for (uint i = 0; i < FRAGMENT; i++) {
+                        float16_t weight = float16_t(exp2(scores[k * CHAINS][i] - fragment_reference[i / 4]));
+                        fragment_weights[SOFTMAX_IN_REGISTERS ? k : 0][i] = weight;
+                        // As rounded.
+                        fragment_sum[i / 4] += float(weight);
+                    }
+                }
+            }
+#endif
         }
         if (HEAD_PARTS > 1) {
             // All parts of the scores are visible; the keys are no longer needed.
@@ -338,8 +418,7 @@ void main() {
         }
         bool any_rescaled = false;
         float factors[LANE_ROWS];
-        if (has_keys) {
-            bool all_in_range = block_first >= all_first && block_last <= all_last;
+        if (has_keys && !SOFTMAX_IN_REGISTERS) {
             unrolled for (uint i = 0; i < LANE_ROWS; i++) {
                 uint row = i * (LANES / ROW_THREADS) + lane / ROW_THREADS;
                 vec4 weights[LANE_VEC4S];
@@ -387,7 +466,7 @@ void main() {
         }
         if (has_keys) {
             // The memory of the scores is free: all threads have read them.
-            if (subgroupAny(any_rescaled)) {
+            if (!SOFTMAX_IN_REGISTERS && subgroupAny(any_rescaled)) {
                 unrolled for (uint i = 0; i < LANE_ROWS; i++) {
                     uint row = i * (LANES / ROW_THREADS) + lane / ROW_THREADS;
                     unrolled for (uint j = 0; j < 4 / ROW_THREADS; j++) {
@@ -405,8 +484,15 @@ void main() {
             }
             unrolled for (uint k = 0; k < KEY_TILES; k++) {
                 MatrixA weights;
-                matrix_load_a(weights, scratch_at + WEIGHTS_AT + 2 * k, WEIGHTS_STRIDE);
-                matrix_multiply(weights, ones, sum);
+#if TIER >= 2
+                if (SOFTMAX_IN_REGISTERS) {
+                    weights = fragment_weights[SOFTMAX_IN_REGISTERS ? k : 0];
+                }
+#endif
+                if (!SOFTMAX_IN_REGISTERS) {
+                    matrix_load_a(weights, scratch_at + WEIGHTS_AT + 2 * k, WEIGHTS_STRIDE);
+                    matrix_multiply(weights, ones, sum);
+                }
                 unrolled for (uint d = 0; d < PART_TILES; d++) {
                     MatrixB values;
                     matrix_load_b_rows(values, V_AT + 16 * k * STRIDE + 2 * (first_tile + d), STRIDE);
@@ -429,6 +515,18 @@ void main() {
     if (is_empty) {
         return;
     }
+#if TIER >= 2
+    if (SOFTMAX_IN_REGISTERS) {
+        unrolled for (uint r = 0; r < FRAGMENT_ROWS; r++) {
+            unrolled for (uint distance = 1; distance < FRAGMENT_ROW_THREADS; distance *= 2) {
+                fragment_sum[r] += subgroupShuffleXor(fragment_sum[r], distance);
+            }
+        }
+        unrolled for (uint i = 0; i < FRAGMENT; i++) {
+            sum[i] = fragment_sum[i / 4];
+        }
+    }
+#endif
     uint out_at = gl_SubgroupID * 16 * OUT_STRIDE;
     unrolled for (uint tile = 0; tile < PART_TILES; tile += OUT_TILES) {
         // All threads have read the previous content.

@@ -17,6 +17,7 @@ use crate::{
     },
     case::{Case, Comparison, Output, POISON, TIMEOUT, arena},
     f16_at,
+    matmul::coopmat::{self, policy::Fragments, policy::likely_fragments},
     vectors::VectorData,
 };
 
@@ -121,10 +122,10 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
     let mut list = Vec::new();
     let mixed = mixed_steps().into_iter();
     for step in mixed.chain(steps().into_iter().step_by(4)).chain(long_head_steps().into_iter().step_by(3)) {
-        let Some(plan) = policy::plan(caps, &step.shape).map(|plan| plan.with_independent_rows(&step.shape))
-        else {
-            continue;
-        };
+        // The layout that the policy prefers, where a device may have it.
+        let fragments = likely_fragments(caps).last().copied().unwrap_or(Fragments::Other);
+        let plan = policy::plan(caps, fragments, &step.shape);
+        let Some(plan) = plan.map(|plan| plan.with_independent_rows(&step.shape)) else { continue };
         list.push(Case::new(name(&step, Kind::F16, &plan), plan.tier, move |device| {
             run(device, &step, Kind::F16, plan)
         }));
@@ -132,9 +133,14 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
     for (i, step) in steps().into_iter().chain(long_head_steps()).enumerate() {
         // Every plan that fits for some shapes, one of each head length of Gemma 3 among them: plans other
         // than the policy's must work too.
-        let plans = policy::plans(caps, &step.shape);
-        let count = if i % 6 == 1 { plans.len() } else { 1 };
-        for plan in plans.into_iter().take(count) {
+        let plans = likely_fragments(caps).into_iter().flat_map(|fragments| {
+            let plans = policy::plans(caps, fragments, &step.shape);
+            let count = if i % 6 == 1 { plans.len() } else { 1 };
+            plans.into_iter().take(count)
+        });
+        let mut plans: Vec<Plan> = plans.collect();
+        plans.dedup();
+        for plan in plans {
             // Mostly f16; f32 differs only in its last lines.
             let kind = if i % 4 == 1 { Kind::F32 } else { Kind::F16 };
             let step = step.clone();
@@ -158,7 +164,7 @@ fn name(step: &Step, kind: Kind, plan: &Plan) -> String {
     let chunks = step.chunk_ends().map_or(String::new(), |ends| format!(" in {} chunks", ends.len() - 2));
     let images = images(step);
     format!(
-        "{} rows{chunks} from {}{before}{images}, {}/{} × {} {}, pages of {}{window}{scores}, to {}, {} pairs × {} keys{}{}{}",
+        "{} rows{chunks} from {}{before}{images}, {}/{} × {} {}, pages of {}{window}{scores}, to {}, {} pairs × {} keys{}{}{}{}",
         step.rows.len(),
         step.rows[0].1,
         shape.heads,
@@ -171,6 +177,7 @@ fn name(step: &Step, kind: Kind, plan: &Plan) -> String {
         plan.keys,
         if plan.head_parts > 1 { ", heads in parts" } else { "" },
         if plan.queries_in_registers { ", queries in registers" } else { "" },
+        if plan.softmax_in_registers { ", softmax in registers" } else { "" },
         if plan.independent_rows { ", independent rows" } else { "" },
     )
 }
@@ -183,6 +190,17 @@ const ROUNDING: f64 = 1.0 / 512.0;
 const SCORE_ROUNDING: f64 = 1e-6;
 
 /// Runs one step with one plan on random data and compares the result.
+/// The plan itself, or the policy's where it takes a layout of fragments that the device does not have: only the device
+/// knows.
+fn supported_plan(device: &Device, step: &Step, plan: Plan) -> Result<Plan> {
+    if !plan.softmax_in_registers || coopmat::fragments(device)? == Fragments::FourThreadsPerRow {
+        return Ok(plan);
+    }
+    let other = policy::plan(device.caps(), Fragments::Other, &step.shape);
+    let other = other.expect("cooperative matrices are supported");
+    Ok(if plan.independent_rows { other.with_independent_rows(&step.shape) } else { other })
+}
+
 pub(super) fn run(device: &Device, step: &Step, kind: Kind, plan: Plan) -> Result<Comparison> {
     run_as(device, step, step, kind, plan)
 }
@@ -197,6 +215,7 @@ pub(super) fn run_as(
 ) -> Result<Comparison> {
     let data = Data::new(step);
     let mut comparison = Comparison::default();
+    let plan = supported_plan(device, step, plan)?;
     let o = attend(device, computed, kind, plan, &data, &mut comparison)?;
     let shape = &step.shape;
     let d = shape.head_dim as usize;

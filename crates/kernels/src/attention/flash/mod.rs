@@ -11,7 +11,7 @@ mod tests;
 use gpu::{Address, Device, Error, Pipeline, Recorder, Result};
 
 use crate::{
-    Activations, Kernel, attention::paged::Operands, shaders::attention_flash, variant::Variant,
+    Activations, Kernel, attention::paged::Operands, matmul::coopmat, shaders::attention_flash, variant::Variant,
     vectors::VectorData,
 };
 use policy::{Plan, Shape};
@@ -57,7 +57,7 @@ impl From<Output> for Activations {
 impl FlashAttention {
     /// Selects the variant for this device; none where [`policy::plan`] has none.
     pub fn new(device: &Device, shape: Shape, output: Output) -> Result<Option<Self>> {
-        policy::plan(device.caps(), &shape)
+        policy::plan(device.caps(), coopmat::fragments(device)?, &shape)
             .map(|plan| Self::with_plan(device, shape, output, plan))
             .transpose()
     }
@@ -140,12 +140,14 @@ fn variant(shape: &Shape, output: Output, plan: Plan) -> Variant {
         chains: plan.chains,
         independent_rows: plan.independent_rows,
         head_parts: plan.head_parts,
+        softmax_in_registers: plan.softmax_in_registers,
     };
     let label = format!(
-        "{} pairs × {} keys{}, heads of {} {}, queries in {}, to {}",
+        "{} pairs × {} keys{}{}, heads of {} {}, queries in {}, to {}",
         plan.pairs(),
         plan.keys,
         if plan.independent_rows { ", independent rows" } else { "" },
+        if plan.softmax_in_registers { ", softmax in registers" } else { "" },
         shape.head_dim,
         shape.scheme,
         if plan.queries_in_registers { "registers" } else { "shared memory" },

@@ -4,7 +4,10 @@ use gpu::{Caps, Element, MatrixShape, Subgroup, Tier};
 use tensor::KvScheme;
 
 use super::{Output, variant};
-use crate::variant::Variant;
+use crate::{
+    matmul::coopmat::policy::{Fragments, likely_fragments},
+    variant::Variant,
+};
 
 /// The attention to compute, as in [`paged`](crate::attention::paged). The context length has no influence
 /// here.
@@ -44,6 +47,8 @@ pub struct Plan {
     /// Each row is its own tile, and may belong to any sequence; otherwise rows come in chunks, each of one
     /// sequence at consecutive positions.
     pub independent_rows: bool,
+    /// Scores become weights in the registers that they are in, which takes [`Fragments::FourThreadsPerRow`].
+    pub softmax_in_registers: bool,
 }
 
 impl Plan {
@@ -72,7 +77,10 @@ impl Plan {
     /// Shared memory per workgroup, in bytes.
     pub fn shared_bytes(&self, shape: &Shape) -> u32 {
         let line = shape.head_dim.next_multiple_of(SIDE) / 8 + 1;
-        let scratch = self.subgroups * (SIDE * (self.keys / 4 + 2) + SIDE * (self.keys / 8 + 1));
+        let scratch = match self.softmax_in_registers {
+            true => 0,
+            false => self.subgroups * (SIDE * (self.keys / 4 + 2) + SIDE * (self.keys / 8 + 1)),
+        };
         let queries = if self.queries_in_registers { 0 } else { self.pairs() };
         let units = match self.head_parts {
             1 => (queries + 2 * self.keys) * line + scratch,
@@ -112,6 +120,9 @@ impl Plan {
         if self.queries_in_registers && self.tier < Tier::T2 {
             return Err("queries cannot be kept in registers without cooperative matrices".into());
         }
+        if self.softmax_in_registers && (self.head_parts > 1 || self.tier < Tier::T2) {
+            return Err("softmax in registers takes cooperative matrices and undivided heads".into());
+        }
         if self.keys > shape.page_size {
             return Err(format!(
                 "blocks of {} keys do not fit pages of {} positions",
@@ -124,15 +135,15 @@ impl Plan {
 
 /// The plan for a shape; none where the device lacks the matrix products, where the cache is f32, or where
 /// pages or shared memory are too small.
-pub fn plan(caps: &Caps, shape: &Shape) -> Option<Plan> {
-    plans(caps, shape).into_iter().next()
+pub fn plan(caps: &Caps, fragments: Fragments, shape: &Shape) -> Option<Plan> {
+    plans(caps, fragments, shape).into_iter().next()
 }
 
 /// Every plan that fits the device, the preferred one first.
-pub fn plans(caps: &Caps, shape: &Shape) -> Vec<Plan> {
+pub fn plans(caps: &Caps, fragments: Fragments, shape: &Shape) -> Vec<Plan> {
     let supported =
         caps.tier() >= Some(Tier::T2) && caps.has_matrix(PRODUCT) && caps.allows_subgroup_size(LANES);
-    if supported { fitting(caps, shape, Tier::T2, LANES) } else { vec![] }
+    if supported { fitting(caps, fragments, shape, Tier::T2, LANES) } else { vec![] }
 }
 
 /// The plan that emulates cooperative matrices, for tests: on devices with T1 and a fixed subgroup size of up
@@ -141,11 +152,12 @@ pub fn emulated(caps: &Caps, shape: &Shape) -> Option<Plan> {
     let supported = caps.tier() >= Some(Tier::T1)
         && caps.min_subgroup_size == caps.max_subgroup_size
         && LANES.is_multiple_of(caps.max_subgroup_size);
-    if supported { fitting(caps, shape, Tier::T1, caps.max_subgroup_size).into_iter().next() } else { None }
+    let plans = || fitting(caps, Fragments::Other, shape, Tier::T1, caps.max_subgroup_size);
+    if supported { plans().into_iter().next() } else { None }
 }
 
 /// Prefers more pairs that share every key and value, then more keys per block.
-fn fitting(caps: &Caps, shape: &Shape, tier: Tier, lanes: u32) -> Vec<Plan> {
+fn fitting(caps: &Caps, fragments: Fragments, shape: &Shape, tier: Tier, lanes: u32) -> Vec<Plan> {
     if shape.head_dim > MAX_PART {
         return fitting_in_parts(caps, shape, tier, lanes);
     }
@@ -173,6 +185,7 @@ fn fitting(caps: &Caps, shape: &Shape, tier: Tier, lanes: u32) -> Vec<Plan> {
                 queries_in_registers: in_registers,
                 chains: chains(keys),
                 independent_rows: false,
+                softmax_in_registers: fragments == Fragments::FourThreadsPerRow,
             })
         })
     });
@@ -192,6 +205,7 @@ fn fitting_in_parts(caps: &Caps, shape: &Shape, tier: Tier, lanes: u32) -> Vec<P
             queries_in_registers: in_registers,
             chains: 2,
             independent_rows: false,
+            softmax_in_registers: false,
         })
     });
     plans.filter(|plan| plan.fits(caps, shape)).collect()
@@ -219,8 +233,8 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
             if shape.check().is_err() {
                 continue;
             }
-            let plan = plan(caps, &shape);
-            for plan in plan.into_iter().flat_map(|plan| [plan, plan.with_independent_rows(&shape)]) {
+            let plans = likely_fragments(caps).into_iter().filter_map(|fragments| plan(caps, fragments, &shape));
+            for plan in plans.flat_map(|plan| [plan, plan.with_independent_rows(&shape)]) {
                 let new = variant(&shape, Output::F16, plan);
                 if !list.iter().any(|known| known.same_code(&new)) {
                     list.push(new);

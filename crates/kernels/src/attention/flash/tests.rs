@@ -16,6 +16,7 @@ use crate::{
         },
     },
     case::Comparison,
+    matmul::coopmat::policy::Fragments,
 };
 
 const SMALL: Shape = Shape {
@@ -152,7 +153,7 @@ fn plans_fit_the_device() {
         {
             for page_size in [16, 64, 256] {
                 let shape = Shape { heads, kv_heads, head_dim, page_size, ..SMALL };
-                let plan = policy::plan(&caps, &shape);
+                let plan = policy::plan(&caps, Fragments::Other, &shape);
                 let text = format!("{plan:?} for {shape:?}");
                 let Some(plan) = plan else {
                     assert!(caps.max_shared_bytes == 24576 && head_dim > 128, "{text}");
@@ -167,7 +168,7 @@ fn plans_fit_the_device() {
                     "{text}"
                 );
                 assert!(plan.head_parts == 1 || head_dim > 256, "{text}");
-                for other in policy::plans(&caps, &shape) {
+                for other in policy::plans(&caps, Fragments::Other, &shape) {
                     assert!(other.shared_bytes(&shape) <= caps.max_shared_bytes, "{other:?} for {shape:?}");
                     assert!(other.check(&shape).is_ok(), "{other:?} for {shape:?}");
                 }
@@ -180,7 +181,7 @@ fn plans_fit_the_device() {
 fn image_encoders_get_large_tiles() {
     let shape = Shape { heads: 16, kv_heads: 16, head_dim: 72, ..SMALL };
     for caps in [known::h200(), known::radeon_780m()] {
-        let plan = policy::plan(&caps, &shape).unwrap();
+        let plan = policy::plan(&caps, Fragments::Other, &shape).unwrap();
         assert_eq!((plan.pairs(), plan.keys, plan.queries_in_registers), (128, 32, true), "{plan:?}");
         // In shared memory: 2 · 32 lines of 80 values, and the scores and weights of 8 subgroups.
         assert_eq!(plan.shared_bytes(&shape), (64 * 11 + 8 * 240) * 16);
@@ -205,7 +206,7 @@ fn devices_with_cooperative_matrices_have_cases() {
 #[test]
 fn unsupported_shapes_have_no_plan() {
     let caps = known::h200();
-    assert!(policy::plan(&caps, &SMALL).is_some());
+    assert!(policy::plan(&caps, Fragments::Other, &SMALL).is_some());
     let unsupported = [
         Shape { scheme: KvScheme::F32, ..SMALL },
         Shape { head_dim: 264, ..SMALL },
@@ -215,7 +216,7 @@ fn unsupported_shapes_have_no_plan() {
         Shape { page_size: 8, ..SMALL },
     ];
     for shape in unsupported {
-        assert_eq!(policy::plan(&caps, &shape), None, "{shape:?}");
+        assert_eq!(policy::plan(&caps, Fragments::Other, &shape), None, "{shape:?}");
     }
     let no_f16 =
         caps.cooperative_matrix.iter().copied().filter(|shape| shape.a != gpu::Element::F16).collect();
@@ -227,7 +228,7 @@ fn unsupported_shapes_have_no_plan() {
         Caps { max_shared_bytes: 4096, ..known::h200() },
     ];
     for caps in devices {
-        assert_eq!(policy::plan(&caps, &SMALL), None, "{caps:?}");
+        assert_eq!(policy::plan(&caps, Fragments::Other, &SMALL), None, "{caps:?}");
         assert!(policy::variants(&caps).is_empty() || caps.max_shared_bytes == 4096);
     }
     let Some(device) = testkit::cpu_device() else { return };

@@ -1,8 +1,8 @@
 #version 460
 #pragma tiers(T2)
 #extension GL_GOOGLE_include_directive : require
-// Reports which elements of a 16 × 16 operand A each thread of a subgroup holds: the value of each element is
-// its own index.
+// Reports which elements of a 16 × 16 operand A and of an accumulator each thread of a subgroup holds: the value of each
+// element is its own index.
 #include "common.glsl"
 #extension GL_KHR_cooperative_matrix : require
 #extension GL_KHR_memory_scope_semantics : require
@@ -14,21 +14,28 @@ layout(local_size_x = 32) in;
 layout(buffer_reference, scalar, buffer_reference_align = 4) writeonly buffer Indices { uint data[]; };
 
 layout(push_constant, scalar) uniform Push {
-    // [thread][element], 16 per thread: row · 16 + column; elements that a thread does not hold are left
-    // unchanged.
+    // [operand or accumulator][thread][element], 16 per thread: row · 16 + column; elements that a thread does not hold
+    // are left unchanged.
     Indices indices;
 } push;
 
 shared float16_t numbers[256];
+shared float sums[256];
 
 void main() {
     for (uint i = gl_SubgroupInvocationID; i < 256; i += gl_SubgroupSize) {
         numbers[i] = float16_t(i);
+        sums[i] = float(i);
     }
     barrier();
     coopmat<float16_t, gl_ScopeSubgroup, 16, 16, gl_MatrixUseA> a;
     coopMatLoad(a, numbers, 0, 16, gl_CooperativeMatrixLayoutRowMajor);
     for (uint i = 0; i < min(a.length(), 16); i++) {
         push.indices.data[gl_SubgroupInvocationID * 16 + i] = uint(a[i]);
+    }
+    coopmat<float, gl_ScopeSubgroup, 16, 16, gl_MatrixUseAccumulator> c;
+    coopMatLoad(c, sums, 0, 16, gl_CooperativeMatrixLayoutRowMajor);
+    for (uint i = 0; i < min(c.length(), 16); i++) {
+        push.indices.data[(32 + gl_SubgroupInvocationID) * 16 + i] = uint(c[i]);
     }
 }

@@ -141,8 +141,8 @@ pub fn split_k_for_consumer(columns: usize) -> SplitK {
 /// number of columns.
 pub const MAX_SPLIT_TILES: u32 = 1 << 16;
 
-/// Which elements of a 16 × 16 operand A each thread of a subgroup of 32 holds. It depends on the driver,
-/// and is queried by a shader.
+/// Which elements of a 16 × 16 operand A, and of an accumulator, each thread of a subgroup of 32 holds. It depends on the
+/// driver, and is queried by a shader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fragments {
     /// Thread 4 g + t holds columns 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of row g, then the same columns of
@@ -153,16 +153,18 @@ pub enum Fragments {
 }
 
 impl Fragments {
-    /// From the index, row · 16 + column, of up to 16 elements per thread.
+    /// From the index, row · 16 + column, of up to 16 elements per thread: first those of an operand, then those of an
+    /// accumulator.
     pub(super) fn from_indices(indices: &[u32]) -> Self {
         let as_expected = indices.chunks(16).enumerate().all(|(thread, indices)| {
-            let (row, column) = (thread as u32 / 4, thread as u32 % 4 * 2);
+            let thread = thread as u32 % SUBGROUP;
+            let (row, column) = (thread / 4, thread % 4 * 2);
             let pairs = [(row, column), (row, column + 8), (row + 8, column), (row + 8, column + 8)];
             let expected =
                 pairs.into_iter().flat_map(|(row, column)| [row * 16 + column, row * 16 + column + 1]);
             indices.len() == 16 && indices.iter().copied().take(8).eq(expected)
         });
-        if as_expected && indices.len() == 16 * SUBGROUP as usize {
+        if as_expected && indices.len() == 2 * 16 * SUBGROUP as usize {
             Fragments::FourThreadsPerRow
         } else {
             Fragments::Other
@@ -172,7 +174,7 @@ impl Fragments {
 
 /// The layouts that a device may have: drivers with [`Fragments::FourThreadsPerRow`] have a fixed subgroup
 /// size.
-pub(super) fn likely_fragments(caps: &Caps) -> Vec<Fragments> {
+pub(crate) fn likely_fragments(caps: &Caps) -> Vec<Fragments> {
     let one_size = caps.min_subgroup_size == caps.max_subgroup_size;
     if one_size { vec![Fragments::Other, Fragments::FourThreadsPerRow] } else { vec![Fragments::Other] }
 }
