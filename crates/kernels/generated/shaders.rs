@@ -3837,6 +3837,101 @@ pub mod softcap {
     pub static TIERS: &[(u32, &gpu::Shader)] = &[(0, &T0)];
 }
 
+/// Generated from `src/attention/split_qkv/split_qkv.comp`.
+pub mod split_qkv {
+    /// Push constants of `split_qkv.comp`.
+    #[derive(Clone, Debug)]
+    pub struct Push {
+        /// Read by the shader.
+        pub qkv: gpu::Address,
+        /// Read by the shader.
+        pub bias: gpu::Address,
+        /// Written by the shader.
+        pub q: gpu::Address,
+        /// Written by the shader.
+        pub k: gpu::Address,
+        /// Written by the shader.
+        pub v: gpu::Address,
+        /// Read by the shader.
+        pub positions: gpu::Address,
+        /// Read by the shader.
+        pub slots: gpu::Address,
+        /// Read by the shader.
+        pub table: gpu::Address,
+        /// Read by the shader.
+        pub active_rows: gpu::Address,
+        /// `uint` in the shader.
+        pub rows: u32,
+        /// `uint` in the shader.
+        pub qkv_stride: u32,
+        /// `uint` in the shader.
+        pub table_stride: u32,
+        /// `float` in the shader.
+        pub scale: f32,
+    }
+
+    impl gpu::PushConstants for Push {
+        const SIZE: u32 = 88;
+
+        fn encode(&self, writer: &mut gpu::PushWriter) {
+            writer.buffer(0, &self.qkv, gpu::Access::Read);
+            writer.buffer(8, &self.bias, gpu::Access::Read);
+            writer.buffer(16, &self.q, gpu::Access::Write);
+            writer.buffer(24, &self.k, gpu::Access::Write);
+            writer.buffer(32, &self.v, gpu::Access::Write);
+            writer.buffer(40, &self.positions, gpu::Access::Read);
+            writer.buffer(48, &self.slots, gpu::Access::Read);
+            writer.buffer(56, &self.table, gpu::Access::Read);
+            writer.buffer(64, &self.active_rows, gpu::Access::Read);
+            writer.word(72, self.rows);
+            writer.word(76, self.qkv_stride);
+            writer.word(80, self.table_stride);
+            writer.word(84, self.scale.to_bits());
+        }
+    }
+
+    /// Specialisation constants of `split_qkv.comp`.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub struct Constants {
+        /// `THREADS`: `uint`, constant 0.
+        pub threads: u32,
+        /// `HEAD_DIM`: `uint`, constant 1.
+        pub head_dim: u32,
+        /// `HEADS`: `uint`, constant 2.
+        pub heads: u32,
+        /// `KV_HEADS`: `uint`, constant 3.
+        pub kv_heads: u32,
+        /// `PAGE_SIZE`: `uint`, constant 4.
+        pub page_size: u32,
+        /// `KV_BITS`: `uint`, constant 5.
+        pub kv_bits: u32,
+    }
+
+    impl Default for Constants {
+        fn default() -> Self {
+            Self { threads: 256, head_dim: 72, heads: 16, kv_heads: 16, page_size: 64, kv_bits: 16 }
+        }
+    }
+
+    impl gpu::SpecConstants for Constants {
+        fn values(&self) -> Vec<u32> {
+            vec![self.threads, self.head_dim, self.heads, self.kv_heads, self.page_size, self.kv_bits]
+        }
+    }
+
+    /// `split_qkv.comp` at tier T0.
+    pub static T0: gpu::Shader = gpu::Shader {
+        name: "split_qkv.t0",
+        spirv: include_bytes!("split_qkv.t0.spv"),
+        push_size: 88,
+        constant_ids: &[0, 1, 2, 3, 4, 5],
+        local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
+    };
+
+    /// All tiers of `split_qkv.comp`, lowest first.
+    pub static TIERS: &[(u32, &gpu::Shader)] = &[(0, &T0)];
+}
+
 /// Generated from `src/transcode/transcode.comp`.
 pub mod transcode {
     /// Push constants of `transcode.comp`.

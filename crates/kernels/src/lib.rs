@@ -4,7 +4,7 @@
 //!
 //! | module | kernels |
 //! |---|---|
-//! | [`attention`] | RoPE with the KV cache write; decode, paged and flash attention |
+//! | [`attention`] | RoPE with the KV cache write; bias with the KV cache write; decode, paged and flash attention |
 //! | [`matmul`] | GEMV, GEMM, products on cooperative matrices, gated activations, autotuning |
 //! | [`norm`], [`embed`] | RMSNorm with residual add; embedding lookup |
 //! | [`layer_norm`], [`bias_gelu`], [`pool`], [`soft_tokens`] | image encoder: LayerNorm, MLP activation, average pooling, soft tokens |
@@ -99,6 +99,7 @@ pub static ALL: &[&Kernel] = &[
     &attention::flash::KERNEL,
     &attention::paged::KERNEL,
     &attention::rope::KERNEL,
+    &attention::split_qkv::KERNEL,
     &bias_gelu::KERNEL,
     &embed::KERNEL,
     &experts::combine::KERNEL,

@@ -138,7 +138,7 @@ mod tests {
         let blocks = |tokens: &[u32]| image_blocks(tokens).collect::<Vec<_>>();
         assert!(blocks(&[]).is_empty() && blocks(&[1, 2, 3]).is_empty());
         assert_eq!(blocks(&[I, I, 1, I, 2]), [0..2, 3..4]);
-        assert_eq!(blocks(&[1, I, I, I]), [1..4]);
+        assert_eq!(blocks(&[1, I, 2, I, I]), [1..2, 3..5]);
     }
 
     #[test]

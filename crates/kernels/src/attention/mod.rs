@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`decode`] | decode batches, one row per sequence: QK norm, RoPE, cache write and attention in one dispatch |
 //! | [`rope`] | QK norm, RoPE and the cache write alone, before [`paged`] or [`flash`] |
+//! | [`split_qkv`] | bias and the cache write alone, for heads without norms and RoPE (image encoders) |
 //! | [`paged`] | any rows, on any device |
 //! | [`flash`] | prefill on devices with cooperative matrices |
 //!
@@ -14,3 +15,4 @@ pub mod flash;
 pub mod kv;
 pub mod paged;
 pub mod rope;
+pub mod split_qkv;

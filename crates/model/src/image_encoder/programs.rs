@@ -7,7 +7,7 @@ use kernels::{
     attention::{
         flash::{self, FlashAttention},
         paged::{self, Mode, PagedAttention},
-        rope::{self, Rope},
+        split_qkv::{self, SplitQkv},
     },
     bias_gelu::BiasGelu,
     layer_norm::{self, LayerNorm},
@@ -168,30 +168,18 @@ impl Recording<'_> {
         shape: &paged::policy::Shape,
     ) -> Result<()> {
         let scratch = self.scratch;
-        let rope = rope::Shape {
+        let split = split_qkv::Shape {
             heads: shape.heads,
             kv_heads: shape.kv_heads,
             head_dim: shape.head_dim,
             page_size: shape.page_size,
             scheme: shape.scheme,
-            keys_and_values: rope::KeysAndValues::Projected,
-            norm: false,
-            value_norm: false,
-            bias: true,
-            interleaved: false,
-            temperature: None,
-            partials: 1,
         };
-        let operands = rope::Operands {
+        let operands = split_qkv::Operands {
             qkv: scratch.wide.view(),
-            qkv_stride: rope.row(),
-            bias: Some(self.weights.qkv_biases[layer as usize].view()),
-            q_weight: None,
-            k_weight: None,
-            epsilon: self.config.layer_norm_eps,
+            qkv_stride: split.row(),
+            bias: self.weights.qkv_biases[layer as usize].view(),
             scale: (shape.head_dim as f32).sqrt().recip(),
-            coarse: scratch.coarse.view(),
-            fine: scratch.fine.view(),
             q: scratch.q.view(),
             kv: &scratch.kv,
             table: &scratch.table,
@@ -199,12 +187,8 @@ impl Recording<'_> {
             slots: scratch.slots.view(),
             active: scratch.active_range(),
         };
-        Ok(Rope::new(self.device, rope)?.record(
-            recorder,
-            "keys and values",
-            scratch.rows as u32,
-            &operands,
-        )?)
+        let kernel = SplitQkv::new(self.device, split)?;
+        Ok(kernel.record(recorder, "keys and values", scratch.rows as u32, &operands)?)
     }
 
     /// block = down · gelu(up · normed + bias).

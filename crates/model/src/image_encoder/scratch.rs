@@ -2,10 +2,7 @@
 
 use checkpoint::VisionConfig;
 use gpu::{Arena, Buffer, Device, Lifetime, Memory, View};
-use kernels::{
-    Activations, KvLayer, KvShape, KvTable, VectorData, Vectors,
-    attention::{paged, rope::Tables},
-};
+use kernels::{Activations, KvLayer, KvShape, KvTable, VectorData, Vectors, attention::paged};
 use tensor::KvScheme;
 use weights::vision::VisionWeights;
 
@@ -43,9 +40,6 @@ pub(super) struct Scratch {
     pub soft: Buffer,
     pub kv: KvLayer,
     pub table: KvTable,
-    /// Cosines of 1 and sines of 0: there is no RoPE.
-    pub coarse: Buffer,
-    pub fine: Buffer,
     /// Position of each row in its image, number of its image, and last position of its image.
     pub positions: Buffer,
     pub slots: Buffer,
@@ -69,7 +63,7 @@ pub(super) fn bytes(config: &VisionConfig, images: u32) -> u64 {
     u64::from(images) * (row * u64::from(config.patches()) + soft) * 4 + FIXED
 }
 
-/// Split-K partial sums and tables.
+/// Split-K partial sums, and the numbers of rows.
 const FIXED: u64 = 32 << 20;
 
 impl Scratch {
@@ -115,8 +109,6 @@ impl Scratch {
             (0..rows).map(|row| number(row, patches) as u32).collect()
         };
         let table: Vec<u32> = (0..shape.pages).collect();
-        let frequencies = vec![0.0; config.head_dim() as usize / 2];
-        let tables = Tables::new(&frequencies, patches);
         let soft_tokens = images * config.soft_tokens() as usize;
         let packed = |arena: &mut Arena, what: &str, k: usize| match activations {
             Activations::F32 => Ok::<_, gpu::Error>(None),
@@ -151,8 +143,6 @@ impl Scratch {
             soft: arena.buffer("soft tokens", floats(config.text_hidden, soft_tokens))?,
             kv: KvLayer::allocate(&mut arena, "keys and values of patches", shape)?,
             table: KvTable { view: shared.buffer_from("page table", &table)?.view(), stride: pages },
-            coarse: shared.buffer_from("RoPE table", &tables.coarse)?,
-            fine: shared.buffer_from("RoPE table", &tables.fine)?,
             positions: shared.buffer_from("positions", &numbers(|row, patches| row % patches))?,
             slots: shared.buffer_from("slots", &numbers(|row, patches| row / patches))?,
             last_visible: shared.buffer_from("last positions", &numbers(|_, patches| patches - 1))?,

@@ -101,7 +101,7 @@ pub(crate) fn split_into_partials(values: &[f32], stride: u32, row: u32, partial
 }
 
 /// Inverse frequencies; of heads of 512 only a quarter of the pairs rotate, as in Gemma 4, and of heads of 72
-/// none, as in Gemma 3's image encoder.
+/// none.
 pub(crate) fn frequencies(head_dim: u32) -> Vec<f64> {
     let mut frequencies = inverse_frequencies(head_dim as usize, 1e4, 1.0);
     if head_dim == 512 {

@@ -84,18 +84,13 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
             Shape { value_norm: true, ..gemma[4] },
             Shape { keys_and_values: KeysAndValues::Shared, ..gemma[4] },
         ];
-        let siglip = Shape { heads: 16, kv_heads: 16, head_dim: 72, norm: false, bias: true, ..GEMMA };
         let temperature = Some(QueryTemperature { beta: 0.1, original: 16_384 });
         let ministral = Shape { heads: 32, kv_heads: 8, head_dim: 128, norm: false, temperature, ..GEMMA };
         let exact = Shape { scheme: KvScheme::F32, ..GEMMA };
         let int8 = |shape: Shape| Shape { scheme: KvScheme::Int8, ..shape };
         let small = [gemma[0], gemma[3], gemma4[0], qwen2, llama].map(int8);
-        for shape in gemma
-            .into_iter()
-            .take(4)
-            .chain(gemma4)
-            .chain([qwen2, llama, ministral, siglip, exact])
-            .chain(small)
+        for shape in
+            gemma.into_iter().take(4).chain(gemma4).chain([qwen2, llama, ministral, exact]).chain(small)
         {
             list.push(variant(&shape, at_tier(caps, &shape, tier)));
         }
