@@ -370,6 +370,8 @@ pub mod attention_flash {
         pub head_parts: u32,
         /// `SOFTMAX_IN_REGISTERS`: `bool`, constant 11.
         pub softmax_in_registers: bool,
+        /// `ROW_TILES`: `uint`, constant 12.
+        pub row_tiles: u32,
     }
 
     impl Default for Constants {
@@ -387,6 +389,7 @@ pub mod attention_flash {
                 independent_rows: false,
                 head_parts: 1,
                 softmax_in_registers: false,
+                row_tiles: 1,
             }
         }
     }
@@ -406,6 +409,7 @@ pub mod attention_flash {
                 u32::from(self.independent_rows),
                 self.head_parts,
                 u32::from(self.softmax_in_registers),
+                self.row_tiles,
             ]
         }
     }
@@ -415,7 +419,7 @@ pub mod attention_flash {
         name: "attention_flash.t1",
         spirv: include_bytes!("attention_flash.t1.spv"),
         push_size: 104,
-        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11],
+        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 
@@ -424,7 +428,7 @@ pub mod attention_flash {
         name: "attention_flash.t2",
         spirv: include_bytes!("attention_flash.t2.spv"),
         push_size: 104,
-        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11],
+        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 

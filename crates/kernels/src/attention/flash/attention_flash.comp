@@ -57,6 +57,9 @@ layout(constant_id = 10) const uint HEAD_PARTS = 1;
 // Scores become weights in the registers that they are in. Only for the layout of `fragment_column`, and heads without
 // parts.
 layout(constant_id = 11) const bool SOFTMAX_IN_REGISTERS = false;
+// Matrices of 16 pairs per subgroup, which share the keys and values that it loads. More than one only with softmax in
+// registers.
+layout(constant_id = 12) const uint ROW_TILES = 1;
 
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Floats4 { vec4 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Words4 { uvec4 data[]; };
@@ -96,7 +99,7 @@ layout(push_constant, scalar) uniform Push {
 #include "f16.glsl"
 
 const uint SUBGROUPS = THREADS / LANES;
-const uint PAIRS = 16 * SUBGROUPS / HEAD_PARTS;
+const uint PAIRS = 16 * ROW_TILES * SUBGROUPS / HEAD_PARTS;
 // Matrices per part of a head, and per block of keys.
 const uint PART_TILES = (HEAD_DIM / HEAD_PARTS + 15) / 16;
 const uint KEY_TILES = KEYS / 16;
@@ -126,6 +129,7 @@ const uint SCRATCH_END = SCRATCH_AT + SUBGROUPS * SUBGROUP_SCRATCH;
 // Outputs reuse all of this memory, this many matrices of a row at a time.
 const uint OUT_STRIDE = PADDED_UNITS / HEAD_PARTS + 1;
 const uint OUT_TILES = OUT_STRIDE / 4;
+const uint OUT_STEPS = (PART_TILES + OUT_TILES - 1) / OUT_TILES;
 const uint OUT_END = SUBGROUPS * 16 * OUT_STRIDE;
 const uint LATER_END = SCRATCH_END > OUT_END ? SCRATCH_END : OUT_END;
 shared uvec4 units[LATER_END > QUERIES_END ? LATER_END : QUERIES_END];
@@ -247,10 +251,10 @@ void main() {
     uint lane = gl_SubgroupInvocationID;
     uint row_thread = lane % ROW_THREADS;
     // The subgroup's first pair. A subgroup without pairs helps to load, and writes nothing.
-    uint own_pair = first_pair + gl_SubgroupID / HEAD_PARTS * 16;
+    uint own_pair = first_pair + gl_SubgroupID / HEAD_PARTS * 16 * ROW_TILES;
     bool is_empty = own_pair >= pairs;
     uint own_first_row = min(own_pair / group, last_row);
-    uint own_last_row = min((own_pair + 15) / group, last_row);
+    uint own_last_row = min((own_pair + 16 * ROW_TILES - 1) / group, last_row);
     // Keys that any of the subgroup's rows sees, and keys that all of them see.
     uint any_first = first_position(position + own_first_row - first_row, push.window);
     uint any_last = push.last_visible.data[own_last_row];
@@ -281,31 +285,36 @@ void main() {
             units[at] = uvec4(0);
         }
     }
-    uint q_at = Q_AT + gl_SubgroupID / HEAD_PARTS * 16 * STRIDE + 2 * first_tile;
-    MatrixA queries[QUERIES_IN_REGISTERS ? PART_TILES : 1];
+    uint q_at = Q_AT + gl_SubgroupID / HEAD_PARTS * 16 * ROW_TILES * STRIDE + 2 * first_tile;
+    MatrixA queries[QUERIES_IN_REGISTERS ? ROW_TILES * PART_TILES : 1];
     if (QUERIES_IN_REGISTERS) {
         barrier();
-        unrolled for (uint d = 0; d < PART_TILES; d++) {
-            matrix_load_a(queries[QUERIES_IN_REGISTERS ? d : 0], q_at + 2 * d, STRIDE);
+        unrolled for (uint t = 0; t < ROW_TILES; t++) {
+            unrolled for (uint d = 0; d < PART_TILES; d++) {
+                uint query = QUERIES_IN_REGISTERS ? t * PART_TILES + d : 0;
+                matrix_load_a(queries[query], q_at + 16 * t * STRIDE + 2 * d, STRIDE);
+            }
         }
         barrier();
     }
 
-    MatrixSums o[PART_TILES];
-    MatrixSums sum;
-    unrolled for (uint d = 0; d < PART_TILES; d++) {
+    MatrixSums o[ROW_TILES * PART_TILES];
+    MatrixSums sum[ROW_TILES];
+    unrolled for (uint d = 0; d < ROW_TILES * PART_TILES; d++) {
         matrix_zero(o[d]);
     }
-    matrix_zero(sum);
+    unrolled for (uint t = 0; t < ROW_TILES; t++) {
+        matrix_zero(sum[t]);
+    }
     MatrixB ones;
     matrix_ones(ones);
 #if TIER >= 2
     // As below, for softmax in registers.
-    float fragment_reference[FRAGMENT_ROWS];
-    float fragment_sum[FRAGMENT_ROWS];
-    uint fragment_first[FRAGMENT_ROWS];
-    uint fragment_last[FRAGMENT_ROWS];
-    unrolled for (uint r = 0; r < FRAGMENT_ROWS; r++) {
+    float fragment_reference[ROW_TILES * FRAGMENT_ROWS];
+    float fragment_sum[ROW_TILES * FRAGMENT_ROWS];
+    uint fragment_first[ROW_TILES * FRAGMENT_ROWS];
+    uint fragment_last[ROW_TILES * FRAGMENT_ROWS];
+    unrolled for (uint r = 0; r < ROW_TILES * FRAGMENT_ROWS; r++) {
         fragment_reference[r] = NO_SCORE;
         fragment_sum[r] = 0.0;
         uint pair = min(own_pair + lane / FRAGMENT_ROW_THREADS + 8 * r, pairs - 1);
@@ -334,27 +343,32 @@ void main() {
         bool has_keys = !is_empty && block_first <= any_last && block_last >= any_first;
         bool all_in_range = block_first >= all_first && block_last <= all_last;
 #if TIER >= 2
-        MatrixA fragment_weights[SOFTMAX_IN_REGISTERS ? KEY_TILES : 1];
+        MatrixA fragment_weights[SOFTMAX_IN_REGISTERS ? ROW_TILES * KEY_TILES : 1];
 #endif
         if (has_keys) {
-            MatrixSums scores[KEY_TILES * CHAINS];
-            unrolled for (uint i = 0; i < KEY_TILES * CHAINS; i++) {
+            // By matrix of pairs, matrix of keys and chain.
+            MatrixSums scores[ROW_TILES * KEY_TILES * CHAINS];
+            unrolled for (uint i = 0; i < ROW_TILES * KEY_TILES * CHAINS; i++) {
                 matrix_zero(scores[i]);
             }
             unrolled for (uint d = 0; d < PART_TILES; d++) {
-                MatrixA q;
-                if (QUERIES_IN_REGISTERS) {
-                    q = queries[QUERIES_IN_REGISTERS ? d : 0];
-                } else {
-                    matrix_load_a(q, q_at + 2 * d, STRIDE);
+                MatrixA q[ROW_TILES];
+                unrolled for (uint t = 0; t < ROW_TILES; t++) {
+                    if (QUERIES_IN_REGISTERS) {
+                        q[t] = queries[QUERIES_IN_REGISTERS ? t * PART_TILES + d : 0];
+                    } else {
+                        matrix_load_a(q[t], q_at + 16 * t * STRIDE + 2 * d, STRIDE);
+                    }
                 }
                 unrolled for (uint k = 0; k < KEY_TILES; k++) {
                     MatrixB keys;
                     matrix_load_b_columns(keys, K_AT + 16 * k * STRIDE + 2 * (first_tile + d), STRIDE);
-                    matrix_multiply(q, keys, scores[k * CHAINS + d % CHAINS]);
+                    unrolled for (uint t = 0; t < ROW_TILES; t++) {
+                        matrix_multiply(q[t], keys, scores[(t * KEY_TILES + k) * CHAINS + d % CHAINS]);
+                    }
                 }
             }
-            unrolled for (uint k = 0; k < KEY_TILES; k++) {
+            unrolled for (uint k = 0; k < ROW_TILES * KEY_TILES; k++) {
                 unrolled for (uint chain = 1; chain < CHAINS; chain++) {
                     matrix_add(scores[k * CHAINS], scores[k * CHAINS + chain]);
                 }
@@ -367,22 +381,26 @@ void main() {
             }
 #if TIER >= 2
             if (SOFTMAX_IN_REGISTERS) {
-                float largest[FRAGMENT_ROWS] = float[](MASKED, MASKED);
-                unrolled for (uint k = 0; k < KEY_TILES; k++) {
+                float largest[ROW_TILES * FRAGMENT_ROWS];
+                unrolled for (uint r = 0; r < ROW_TILES * FRAGMENT_ROWS; r++) {
+                    largest[r] = MASKED;
+                }
+                unrolled for (uint k = 0; k < ROW_TILES * KEY_TILES; k++) {
                     unrolled for (uint i = 0; i < FRAGMENT; i++) {
+                        uint r = k / KEY_TILES * FRAGMENT_ROWS + i / 4;
                         float score = scores[k * CHAINS][i];
                         if (!all_in_range) {
-                            uint key = block_first + 16 * k + fragment_column(i);
-                            bool in_range = clamp(key, fragment_first[i / 4], fragment_last[i / 4]) == key;
+                            uint key = block_first + 16 * (k % KEY_TILES) + fragment_column(i);
+                            bool in_range = clamp(key, fragment_first[r], fragment_last[r]) == key;
                             score = in_range ? score : MASKED;
                             scores[k * CHAINS][i] = score;
                         }
-                        largest[i / 4] = max(largest[i / 4], score);
+                        largest[r] = max(largest[r], score);
                     }
                 }
-                float fragment_factors[FRAGMENT_ROWS];
+                float fragment_factors[ROW_TILES * FRAGMENT_ROWS];
                 bool rescales = false;
-                unrolled for (uint r = 0; r < FRAGMENT_ROWS; r++) {
+                unrolled for (uint r = 0; r < ROW_TILES * FRAGMENT_ROWS; r++) {
                     unrolled for (uint distance = 1; distance < FRAGMENT_ROW_THREADS; distance *= 2) {
                         largest[r] = max(largest[r], subgroupShuffleXor(largest[r], distance));
                     }
@@ -392,21 +410,22 @@ void main() {
                     rescales = rescales || row_rescales;
                 }
                 if (subgroupAny(rescales)) {
-                    unrolled for (uint r = 0; r < FRAGMENT_ROWS; r++) {
+                    unrolled for (uint r = 0; r < ROW_TILES * FRAGMENT_ROWS; r++) {
                         fragment_sum[r] *= fragment_factors[r];
                     }
-                    unrolled for (uint d = 0; d < PART_TILES; d++) {
+                    unrolled for (uint d = 0; d < ROW_TILES * PART_TILES; d++) {
                         unrolled for (uint i = 0; i < FRAGMENT; i++) {
-                            o[d][i] *= fragment_factors[i / 4];
+                            o[d][i] *= fragment_factors[d / PART_TILES * FRAGMENT_ROWS + i / 4];
                         }
                     }
                 }
-                unrolled for (uint k = 0; k < KEY_TILES; k++) {
+                unrolled for (uint k = 0; k < ROW_TILES * KEY_TILES; k++) {
                     unrolled for (uint i = 0; i < FRAGMENT; i++) {
-                        float16_t weight = float16_t(exp2(scores[k * CHAINS][i] - fragment_reference[i / 4]));
+                        uint r = k / KEY_TILES * FRAGMENT_ROWS + i / 4;
+                        float16_t weight = float16_t(exp2(scores[k * CHAINS][i] - fragment_reference[r]));
                         fragment_weights[SOFTMAX_IN_REGISTERS ? k : 0][i] = weight;
                         // As rounded.
-                        fragment_sum[i / 4] += float(weight);
+                        fragment_sum[r] += float(weight);
                     }
                 }
             }
@@ -480,23 +499,25 @@ void main() {
                 unrolled for (uint d = 0; d < PART_TILES; d++) {
                     matrix_scale(o[d], factor_matrix);
                 }
-                matrix_scale(sum, factor_matrix);
+                matrix_scale(sum[0], factor_matrix);
             }
             unrolled for (uint k = 0; k < KEY_TILES; k++) {
-                MatrixA weights;
+                MatrixA weights[ROW_TILES];
 #if TIER >= 2
-                if (SOFTMAX_IN_REGISTERS) {
-                    weights = fragment_weights[SOFTMAX_IN_REGISTERS ? k : 0];
+                unrolled for (uint t = 0; t < ROW_TILES; t++) {
+                    weights[t] = fragment_weights[SOFTMAX_IN_REGISTERS ? t * KEY_TILES + k : 0];
                 }
 #endif
                 if (!SOFTMAX_IN_REGISTERS) {
-                    matrix_load_a(weights, scratch_at + WEIGHTS_AT + 2 * k, WEIGHTS_STRIDE);
-                    matrix_multiply(weights, ones, sum);
+                    matrix_load_a(weights[0], scratch_at + WEIGHTS_AT + 2 * k, WEIGHTS_STRIDE);
+                    matrix_multiply(weights[0], ones, sum[0]);
                 }
                 unrolled for (uint d = 0; d < PART_TILES; d++) {
                     MatrixB values;
                     matrix_load_b_rows(values, V_AT + 16 * k * STRIDE + 2 * (first_tile + d), STRIDE);
-                    matrix_multiply(weights, values, o[d]);
+                    unrolled for (uint t = 0; t < ROW_TILES; t++) {
+                        matrix_multiply(weights[t], values, o[t * PART_TILES + d]);
+                    }
                 }
             }
         }
@@ -517,25 +538,29 @@ void main() {
     }
 #if TIER >= 2
     if (SOFTMAX_IN_REGISTERS) {
-        unrolled for (uint r = 0; r < FRAGMENT_ROWS; r++) {
+        unrolled for (uint r = 0; r < ROW_TILES * FRAGMENT_ROWS; r++) {
             unrolled for (uint distance = 1; distance < FRAGMENT_ROW_THREADS; distance *= 2) {
                 fragment_sum[r] += subgroupShuffleXor(fragment_sum[r], distance);
             }
         }
-        unrolled for (uint i = 0; i < FRAGMENT; i++) {
-            sum[i] = fragment_sum[i / 4];
+        unrolled for (uint t = 0; t < ROW_TILES; t++) {
+            unrolled for (uint i = 0; i < FRAGMENT; i++) {
+                sum[t][i] = fragment_sum[t * FRAGMENT_ROWS + i / 4];
+            }
         }
     }
 #endif
     uint out_at = gl_SubgroupID * 16 * OUT_STRIDE;
-    unrolled for (uint tile = 0; tile < PART_TILES; tile += OUT_TILES) {
+    unrolled for (uint all = 0; all < ROW_TILES * OUT_STEPS; all++) {
+        uint t = all / OUT_STEPS;
+        uint tile = all % OUT_STEPS * OUT_TILES;
         // All threads have read the previous content.
         subgroup_shared_barrier();
         uint tiles = min(OUT_TILES, PART_TILES - tile);
         unrolled for (uint i = 0; i < OUT_TILES; i++) {
             if (i < tiles) {
-                matrix_divide(o[tile + i], sum);
-                matrix_store_sums(o[tile + i], out_at + 4 * i, OUT_STRIDE);
+                matrix_divide(o[t * PART_TILES + tile + i], sum[t]);
+                matrix_store_sums(o[t * PART_TILES + tile + i], out_at + 4 * i, OUT_STRIDE);
             }
         }
         subgroup_shared_barrier();
@@ -545,7 +570,7 @@ void main() {
             vec8s = min(vec8s, UNITS - 2 * tile);
         }
         for (uint i = lane; i < 16 * vec8s; i += LANES) {
-            uint pair = own_pair + i / vec8s;
+            uint pair = own_pair + 16 * t + i / vec8s;
             if (pair < pairs) {
                 uvec4 low = units[out_at + i / vec8s * OUT_STRIDE + i % vec8s * 2];
                 uvec4 high = units[out_at + i / vec8s * OUT_STRIDE + i % vec8s * 2 + 1];

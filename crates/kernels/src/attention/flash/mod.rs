@@ -141,6 +141,7 @@ fn variant(shape: &Shape, output: Output, plan: Plan) -> Variant {
         independent_rows: plan.independent_rows,
         head_parts: plan.head_parts,
         softmax_in_registers: plan.softmax_in_registers,
+        row_tiles: plan.row_tiles,
     };
     let label = format!(
         "{} pairs × {} keys{}{}, heads of {} {}, queries in {}, to {}",

@@ -49,6 +49,9 @@ pub struct Plan {
     pub independent_rows: bool,
     /// Scores become weights in the registers that they are in, which takes [`Fragments::FourThreadsPerRow`].
     pub softmax_in_registers: bool,
+    /// Matrices of 16 pairs per subgroup, which share every key and value that it loads: more than 1 only with softmax in
+    /// registers.
+    pub row_tiles: u32,
 }
 
 impl Plan {
@@ -66,7 +69,7 @@ impl Plan {
 
     /// Pairs of a row and a query head per workgroup.
     pub fn pairs(&self) -> u32 {
-        self.subgroups / self.head_parts * SIDE
+        self.subgroups / self.head_parts * self.row_tiles * SIDE
     }
 
     /// The required subgroup size.
@@ -136,7 +139,19 @@ impl Plan {
 /// The plan for a shape; none where the device lacks the matrix products, where the cache is f32, or where
 /// pages or shared memory are too small.
 pub fn plan(caps: &Caps, fragments: Fragments, shape: &Shape) -> Option<Plan> {
-    plans(caps, fragments, shape).into_iter().next()
+    let mut plan = plans(caps, fragments, shape).into_iter().next()?;
+    if let Ok(text) = std::env::var("INDRIK_FLASH")
+        && shape.head_dim == 72
+    {
+        let n: Vec<u32> = text.split(',').map(|x| x.parse().unwrap()).collect();
+        plan.subgroups = n[0];
+        plan.keys = n[1];
+        plan.queries_in_registers = n[2] == 1;
+        plan.chains = n[3];
+        plan.softmax_in_registers = n[4] == 1;
+        plan.row_tiles = n[5];
+    }
+    Some(plan)
 }
 
 /// Every plan that fits the device, the preferred one first.
@@ -186,6 +201,7 @@ fn fitting(caps: &Caps, fragments: Fragments, shape: &Shape, tier: Tier, lanes: 
                 chains: chains(keys),
                 independent_rows: false,
                 softmax_in_registers: fragments == Fragments::FourThreadsPerRow,
+                row_tiles: 1,
             })
         })
     });
@@ -206,6 +222,7 @@ fn fitting_in_parts(caps: &Caps, shape: &Shape, tier: Tier, lanes: u32) -> Vec<P
             chains: 2,
             independent_rows: false,
             softmax_in_registers: false,
+            row_tiles: 1,
         })
     });
     plans.filter(|plan| plan.fits(caps, shape)).collect()
