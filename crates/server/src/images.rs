@@ -1,0 +1,161 @@
+//! Images of requests: from URLs to what the model's encoder takes, within limits.
+//!
+//! Decoding and resizing take tens of milliseconds, and hundreds of megabytes for the largest images. So they run on
+//! blocking threads, a limited number at a time, and one image of a request after the other. Images that wait for the
+//! engine or are in use count against a budget, from before they are decoded until the response is complete.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use engine::{Image, ImageProcessor};
+use images::{Format, Limits};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::completion::blocking;
+use crate::config::{Config, Model};
+use crate::error::Error;
+use crate::fetch::Fetcher;
+use crate::openai::{ImageSource, ImageUrl, decode_data};
+
+/// Unit of the budget: semaphores count with 32 bits.
+const UNIT: usize = 1 << 10;
+
+/// Maximum number of images fetched at once.
+const MAX_FETCHES: usize = 8;
+
+/// Decodes images, within limits that all requests share.
+pub(crate) struct ImageLoader {
+    limits: Limits,
+    max_images: usize,
+    /// One permit per image that is being decoded.
+    workers: Arc<Semaphore>,
+    /// One permit per [`UNIT`] bytes of images.
+    memory: Arc<Semaphore>,
+    memory_units: u32,
+    timeout: Duration,
+    /// If image URLs are allowed, with one permit per image that is being fetched.
+    remote: Option<(Arc<Fetcher>, Arc<Semaphore>)>,
+}
+
+/// Images of a request, and the memory that they take.
+#[derive(Debug, Default)]
+pub(crate) struct LoadedImages {
+    /// The images of each picture: itself and its crops.
+    pub(crate) pictures: Vec<Vec<Image>>,
+    pub(crate) memory: Option<OwnedSemaphorePermit>,
+}
+
+impl ImageLoader {
+    pub(crate) fn new(config: &Config) -> ImageLoader {
+        let fetcher = || Fetcher::new(config.image_limits.max_bytes, config.image_url_timeout);
+        let remote = || (Arc::new(fetcher()), Arc::new(Semaphore::new(MAX_FETCHES)));
+        let memory_units = u32::try_from(config.max_inflight_image_bytes / UNIT).unwrap_or(u32::MAX);
+        ImageLoader {
+            limits: config.image_limits,
+            max_images: config.max_images,
+            workers: Arc::new(Semaphore::new(config.image_workers)),
+            memory: Arc::new(Semaphore::new(memory_units as usize)),
+            memory_units,
+            timeout: config.queue_timeout,
+            remote: config.allow_image_urls.then(remote),
+        }
+    }
+
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// Checks what can be checked before an image is decoded.
+    pub(crate) fn check(&self, model: &Model, sources: &[ImageSource]) -> Result<(), Error> {
+        let Some(first) = sources.first() else { return Ok(()) };
+        if let Err(reason) = &model.images {
+            let message = format!("images cannot be used: {reason}");
+            return Err(Error::UnsupportedByModel { param: first.param.clone(), message });
+        }
+        if let Some(extra) = sources.get(self.max_images) {
+            let message = format!(
+                "is image {} of {}, but a request may have at most {}",
+                self.max_images + 1,
+                sources.len(),
+                self.max_images
+            );
+            return Err(Error::invalid_field(extra.param.clone(), message));
+        }
+        let is_remote = |source: &&ImageSource| matches!(source.url, ImageUrl::Remote(_));
+        if let Some(remote) = sources.iter().find(is_remote)
+            && self.remote.is_none()
+        {
+            let message = "this server fetches no images: send a data URL (data:image/png;base64,…), or start the \
+                           server with --allow-image-urls";
+            return Err(Error::invalid_field(remote.param.clone(), message));
+        }
+        Ok(())
+    }
+
+    /// Decodes the images of a request that was [checked](Self::check).
+    pub(crate) async fn load(&self, model: &Model, sources: Vec<ImageSource>) -> Result<LoadedImages, Error> {
+        let Ok(processor) = &model.images else { return Err(Error::Internal) };
+        let bytes = sources.len() * processor.max_image_count() * processor.image_bytes();
+        // A single request may always run.
+        let units = u32::try_from(bytes.div_ceil(UNIT)).unwrap_or(u32::MAX).min(self.memory_units);
+        let memory = self.admit(self.memory.clone().acquire_many_owned(units)).await?;
+        let mut pictures = Vec::with_capacity(sources.len());
+        for ImageSource { param, url } in sources {
+            let bytes = match url {
+                ImageUrl::Data { format, url, start } => Bytes::Data { format, url, start },
+                ImageUrl::Remote(url) => self.fetch(&param, url).await?,
+            };
+            let worker = self.admit(self.workers.clone().acquire_owned()).await?;
+            let (limits, processor) = (self.limits, processor.clone());
+            let decode = move || {
+                let _worker = worker;
+                decode(&param, bytes, &limits, &processor)
+            };
+            pictures.push(blocking(decode).await?);
+        }
+        Ok(LoadedImages { pictures, memory: Some(memory) })
+    }
+
+    /// Fetches an image.
+    async fn fetch(&self, param: &str, url: String) -> Result<Bytes, Error> {
+        let Some((fetcher, slots)) = &self.remote else { return Err(Error::Internal) };
+        let slot = self.admit(slots.clone().acquire_owned()).await?;
+        let (fetcher, param) = (fetcher.clone(), param.to_owned());
+        blocking(move || match fetcher.fetch(&url) {
+            Ok(bytes) => Ok(Bytes::Fetched(bytes, slot)),
+            Err(reason) => Err(Error::invalid_field(param, format!("could not be fetched: {reason}"))),
+        })
+        .await
+    }
+
+    async fn admit(
+        &self,
+        permit: impl Future<Output = Result<OwnedSemaphorePermit, tokio::sync::AcquireError>>,
+    ) -> Result<OwnedSemaphorePermit, Error> {
+        let permit = tokio::time::timeout(self.timeout, permit).await;
+        Ok(permit.map_err(|_| Error::QueueTimeout(self.timeout))?.expect("the semaphore is never closed"))
+    }
+}
+
+/// The file of an image.
+enum Bytes {
+    /// Still in base64.
+    Data { format: Format, url: String, start: usize },
+    /// With the permit to fetch, so that the number of files in memory is limited too.
+    Fetched(Vec<u8>, OwnedSemaphorePermit),
+}
+
+fn decode(
+    param: &str,
+    bytes: Bytes,
+    limits: &Limits,
+    processor: &ImageProcessor,
+) -> Result<Vec<Image>, Error> {
+    let (bytes, slot) = match bytes {
+        Bytes::Data { format, url, start } => (decode_data(param, format, &url, start)?, None),
+        Bytes::Fetched(bytes, slot) => (bytes, Some(slot)),
+    };
+    let picture = images::decode(&bytes, limits).map_err(|error| Error::invalid_field(param, error))?;
+    drop((bytes, slot));
+    Ok(processor.process(&picture))
+}
