@@ -2,17 +2,18 @@
 
 use std::{sync::Arc, time::Duration};
 
+use engine::join_images;
 use grammar::{GrammarCompiler, NonCallOutput, ToolCallGrammar, ToolSpec};
 use model::language::Language;
 use text::{
-    Message, PromptOptions, ThinkingConstraint, ThinkingEvent, ThinkingFormat, ThinkingParser,
+    Content, Message, Part, PromptOptions, ThinkingConstraint, ThinkingEvent, ThinkingFormat, ThinkingParser,
     TokenConstraint, Tool, ToolCall, ToolCallEvent, ToolCallFormat, ToolCallParser, ToolSupport,
     set_thinking,
 };
 
 use crate::{
-    Completion, Error, FinishReason, GenerateOptions, Generation, GenerationEvent, Model, Result, Timings,
-    sampling::random_seed,
+    Completion, Error, FinishReason, GenerateOptions, Generation, GenerationEvent, Model, Prompt,
+    PromptImage, Result, Timings, generate::check_prompt, sampling::random_seed,
 };
 
 /// Tokens of the context to keep free for a reply: an eighth of it, between 16 and 512.
@@ -49,6 +50,8 @@ pub struct Chat {
     /// How the model delimits its thinking, if its template supports it.
     thinking_format: Option<ThinkingFormat>,
     messages: Vec<Message>,
+    /// The images of the messages, in order.
+    images: Vec<PromptImage>,
     tools: Option<Tools>,
 }
 
@@ -77,6 +80,7 @@ impl Chat {
             thinking: None,
             thinking_format,
             messages: vec![],
+            images: vec![],
             tools: None,
         })
     }
@@ -135,17 +139,42 @@ impl Chat {
 
     /// Removes all messages. The system message stays.
     pub fn clear(&mut self) {
-        self.messages.clear();
+        self.truncate(0);
+    }
+
+    /// The images of the messages from `start` on, in order.
+    pub fn images_from(&self, start: usize) -> &[PromptImage] {
+        &self.images[self.image_count(start)..]
+    }
+
+    /// Number of images in the first `count` messages.
+    fn image_count(&self, count: usize) -> usize {
+        self.messages.iter().take(count).map(Message::image_count).sum()
     }
 
     /// Keeps the first `count` messages, for example to replace the last reply.
     pub fn truncate(&mut self, count: usize) {
+        self.images.truncate(self.image_count(count));
         self.messages.truncate(count);
     }
 
-    /// Adds a message without requesting a reply, for example to restore a conversation.
-    pub fn push(&mut self, message: Message) {
+    /// Adds a message without requesting a reply, for example to restore a conversation. Images in it are left out.
+    pub fn push(&mut self, mut message: Message) {
+        if message.image_count() > 0 {
+            message.content = Some(message.text().into_owned().into());
+        }
         self.messages.push(message);
+    }
+
+    /// Adds a message with one image for each of its image parts, without requesting a reply.
+    pub fn push_with_images(&mut self, message: Message, images: Vec<PromptImage>) -> Result<()> {
+        let (places, given) = (message.image_count(), images.len());
+        if places != given {
+            return Err(Error::ImageCount { places, given });
+        }
+        self.messages.push(message);
+        self.images.extend(images);
+        Ok(())
     }
 
     /// Adds the result of a tool call. [`Chat::reply`] then continues the conversation.
@@ -153,18 +182,34 @@ impl Chat {
         self.messages.push(Message {
             tool_call_id: Some(call.id.clone()),
             name: Some(call.name.clone()),
-            ..Message::new("tool", content)
+            ..Message::new("tool", content.into())
         });
     }
 
     /// Adds a user message and starts the reply. If the reply fails, is dropped or stays empty, the message
     /// is removed again.
     pub fn send(&mut self, text: impl Into<String>) -> Result<Reply<'_>> {
-        self.messages.push(Message::new("user", text));
+        self.send_with_images(text, vec![])
+    }
+
+    /// [`Chat::send`] with images, which come before the text.
+    pub fn send_with_images(
+        &mut self,
+        text: impl Into<String>,
+        images: Vec<PromptImage>,
+    ) -> Result<Reply<'_>> {
+        let content = match images.len() {
+            0 => Content::Text(text.into()),
+            count => {
+                let parts = std::iter::repeat_n(Part::Image, count).chain([Part::Text(text.into())]);
+                Content::Parts(parts.collect())
+            }
+        };
+        self.push_with_images(Message::new("user", content), images)?;
         match self.start() {
             Ok(started) => Ok(Reply::new(self, started, 1)),
             Err(error) => {
-                self.messages.pop();
+                self.truncate(self.messages.len() - 1);
                 Err(error)
             }
         }
@@ -178,6 +223,7 @@ impl Chat {
 
     fn start(&mut self) -> Result<Started> {
         let (prompt, dropped) = self.prompt()?;
+        let images = self.images_from(dropped).to_vec();
         let mut options = self.options.clone();
         if let Some(tools) = &self.tools
             && let Some(grammar) = &tools.grammar
@@ -203,7 +249,8 @@ impl Chat {
             let parser = ThinkingParser::new(format.clone(), open, self.tools.is_none());
             thinking_parser = Some(parser.ending_at(trigger.map(|(name, _)| name)));
         }
-        let generation = self.model.generate(prompt, options)?;
+        let generation = self.model.generate(Prompt::IdsWithImages { ids: prompt, images }, options)?;
+        self.images.drain(..self.image_count(dropped));
         self.messages.drain(..dropped);
         Ok(Started { generation, dropped, thinking_parser })
     }
@@ -228,10 +275,17 @@ impl Chat {
         for dropped in starts {
             let system = self.system.iter().map(|system| Message::new("system", system));
             let messages: Vec<Message> = system.chain(self.messages[dropped..].iter().cloned()).collect();
-            let prompt =
-                template.encode_with_tools(&self.language.tokenizer, &messages, tools, &prompt_options)?;
+            let images = self.images_from(dropped);
+            let pieces = template.encode_with_images(
+                &self.language.tokenizer,
+                &messages,
+                tools,
+                &prompt_options,
+                &PromptImage::counts(images),
+            )?;
+            let prompt = join_images(&pieces, &PromptImage::images(images));
             if prompt.len() + reply_tokens <= context as usize || dropped == last {
-                model::check_tokens(self.model.files().config(), 0, &prompt, context)?;
+                check_prompt(self.model.files().config(), &prompt, context)?;
                 return Ok((prompt, dropped));
             }
         }
@@ -385,8 +439,7 @@ impl<'a> Reply<'a> {
         };
         let Completion { ids, finish_reason, timings, .. } = generation.finish_completion()?;
         let message = self.message();
-        let empty =
-            message.tool_calls.is_empty() && message.content.as_deref().unwrap_or_default().is_empty();
+        let empty = message.tool_calls.is_empty() && message.text().is_empty();
         if !empty {
             self.uncommitted = 0;
             self.chat.messages.push(message.clone());
@@ -493,6 +546,6 @@ impl Iterator for Reply<'_> {
 impl Drop for Reply<'_> {
     fn drop(&mut self) {
         let committed = self.chat.messages.len() - self.uncommitted;
-        self.chat.messages.truncate(committed);
+        self.chat.truncate(committed);
     }
 }

@@ -80,7 +80,7 @@ async fn parse(
         // of it.
         match images.is_empty() {
             true => encode(fields, LoadedImages::default(), &state).map(Parsed::Complete),
-            false => Ok(Parsed::WithImages(fields, images, reservation)),
+            false => Ok(Parsed::WithImages(Box::new(fields), images, reservation)),
         }
     });
     let (fields, sources, reservation) = match parsed.await? {
@@ -92,7 +92,7 @@ async fn parse(
     let (state, span) = (app.clone(), log.span.clone());
     let encode = move || {
         let _entered = span.entered();
-        encode(fields, images, &state)
+        encode(*fields, images, &state)
     };
     Ok(*blocking(encode).await?)
 }
@@ -101,7 +101,7 @@ async fn parse(
 enum Parsed {
     Complete(Box<ParsedRequest>),
     /// Its images are still to be decoded. They are part of the body's memory.
-    WithImages(RequestFields, Vec<ImageSource>, Lease),
+    WithImages(Box<RequestFields>, Vec<ImageSource>, Lease),
 }
 
 /// Encodes the prompts of a request.

@@ -45,7 +45,7 @@ pub(crate) struct RequestFields {
 /// The fields of the endpoint.
 #[derive(Debug)]
 enum Input {
-    Chat(ChatRequest),
+    Chat(Box<ChatRequest>),
     Completions(CompletionRequest),
 }
 
@@ -66,7 +66,7 @@ impl RequestFields {
         }
         options.validate(config.max_choices)?;
         let input = match endpoint {
-            Endpoint::Chat => Input::Chat(openai::parse(&body)?),
+            Endpoint::Chat => Input::Chat(Box::new(openai::parse(&body)?)),
             Endpoint::Completions => Input::Completions(openai::parse(&body)?),
         };
         Ok(RequestFields { options, input, images })
@@ -158,7 +158,7 @@ impl ParsedRequest {
             Input::Chat(chat) => {
                 let top_logprobs = chat.top_logprobs()?;
                 let tokens;
-                (tokens, thinking) = chat_prompt(chat, &pictures, app, &mut constraint)?;
+                (tokens, thinking) = chat_prompt(*chat, &pictures, app, &mut constraint)?;
                 if let Some(ConstraintKind::ToolCalls(grammar, _)) =
                     constraint.as_ref().map(|found| &found.kind)
                 {
