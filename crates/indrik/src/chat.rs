@@ -2,7 +2,6 @@
 
 use std::{sync::Arc, time::Duration};
 
-use engine::join_images;
 use grammar::{GrammarCompiler, NonCallOutput, ToolCallGrammar, ToolSpec};
 use model::language::Language;
 use text::{
@@ -13,13 +12,8 @@ use text::{
 
 use crate::{
     Completion, Error, FinishReason, GenerateOptions, Generation, GenerationEvent, Model, Prompt,
-    PromptImage, Result, Timings, generate::check_prompt, sampling::random_seed,
+    PromptImage, Result, Timings, conversation::Conversation, generate::check_prompt, sampling::random_seed,
 };
-
-/// Tokens of the context to keep free for a reply: an eighth of it, between 16 and 512.
-const REPLY_DIVISOR: usize = 8;
-const MIN_REPLY_TOKENS: usize = 16;
-const MAX_REPLY_TOKENS: usize = 512;
 
 /// Whether the model may or must call a tool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,9 +43,7 @@ pub struct Chat {
     pub thinking: Option<bool>,
     /// How the model delimits its thinking, if its template supports it.
     thinking_format: Option<ThinkingFormat>,
-    messages: Vec<Message>,
-    /// The images of the messages, in order.
-    images: Vec<PromptImage>,
+    conversation: Conversation,
     tools: Option<Tools>,
 }
 
@@ -79,8 +71,7 @@ impl Chat {
             options,
             thinking: None,
             thinking_format,
-            messages: vec![],
-            images: vec![],
+            conversation: Conversation::default(),
             tools: None,
         })
     }
@@ -134,7 +125,7 @@ impl Chat {
 
     /// The messages so far, without the system message.
     pub fn messages(&self) -> &[Message] {
-        &self.messages
+        self.conversation.messages()
     }
 
     /// Removes all messages. The system message stays.
@@ -144,18 +135,12 @@ impl Chat {
 
     /// The images of the messages from `start` on, in order.
     pub fn images_from(&self, start: usize) -> &[PromptImage] {
-        &self.images[self.image_count(start)..]
-    }
-
-    /// Number of images in the first `count` messages.
-    fn image_count(&self, count: usize) -> usize {
-        self.messages.iter().take(count).map(Message::image_count).sum()
+        self.conversation.images_from(start)
     }
 
     /// Keeps the first `count` messages, for example to replace the last reply.
     pub fn truncate(&mut self, count: usize) {
-        self.images.truncate(self.image_count(count));
-        self.messages.truncate(count);
+        self.conversation.truncate(count);
     }
 
     /// Adds a message without requesting a reply, for example to restore a conversation. Images in it are left out.
@@ -163,23 +148,22 @@ impl Chat {
         if message.image_count() > 0 {
             message.content = Some(message.text().into_owned().into());
         }
-        self.messages.push(message);
+        self.push_text(message);
     }
 
     /// Adds a message with one image for each of its image parts, without requesting a reply.
     pub fn push_with_images(&mut self, message: Message, images: Vec<PromptImage>) -> Result<()> {
-        let (places, given) = (message.image_count(), images.len());
-        if places != given {
-            return Err(Error::ImageCount { places, given });
-        }
-        self.messages.push(message);
-        self.images.extend(images);
-        Ok(())
+        self.conversation.push(message, images)
+    }
+
+    /// Adds a message without images.
+    fn push_text(&mut self, message: Message) {
+        self.conversation.push(message, vec![]).expect("a message without images");
     }
 
     /// Adds the result of a tool call. [`Chat::reply`] then continues the conversation.
     pub fn push_tool_result(&mut self, call: &ToolCall, content: impl Into<String>) {
-        self.messages.push(Message {
+        self.push_text(Message {
             tool_call_id: Some(call.id.clone()),
             name: Some(call.name.clone()),
             ..Message::new("tool", content.into())
@@ -209,7 +193,7 @@ impl Chat {
         match self.start() {
             Ok(started) => Ok(Reply::new(self, started, 1)),
             Err(error) => {
-                self.truncate(self.messages.len() - 1);
+                self.truncate(self.messages().len() - 1);
                 Err(error)
             }
         }
@@ -250,46 +234,25 @@ impl Chat {
             thinking_parser = Some(parser.ending_at(trigger.map(|(name, _)| name)));
         }
         let generation = self.model.generate(Prompt::IdsWithImages { ids: prompt, images }, options)?;
-        self.images.drain(..self.image_count(dropped));
-        self.messages.drain(..dropped);
+        self.conversation.drop_oldest(dropped);
         Ok(Started { generation, dropped, thinking_parser })
     }
 
     /// The conversation as tokens, and how many of its oldest messages do not fit.
     fn prompt(&self) -> Result<(Vec<u32>, usize)> {
         let context = self.model.capacity().context_length;
-        let reply_tokens = (context as usize / REPLY_DIVISOR).clamp(MIN_REPLY_TOKENS, MAX_REPLY_TOKENS);
         let template =
             self.language.template.as_ref().ok_or_else(|| self.model.files().no_chat_template())?;
         let tools = self.tools.as_ref().map_or(&[][..], |tools| &tools.tools);
-        // Messages are dropped by exchange, from one user message to the next. The last exchange stays.
-        let users = self.messages.iter().enumerate().filter(|(_, message)| message.role == "user");
-        let mut starts: Vec<usize> = users.map(|(index, _)| index).collect();
-        // Messages before the first user message belong to the first exchange.
-        *starts.first_mut().ok_or(Error::EmptyChat)? = 0;
-        let last = starts[starts.len() - 1];
-        let mut prompt_options = PromptOptions::default();
+        let mut options = PromptOptions::default();
         if let Some(thinking) = self.thinking {
-            set_thinking(&mut prompt_options.variables, thinking);
+            set_thinking(&mut options.variables, thinking);
         }
-        for dropped in starts {
-            let system = self.system.iter().map(|system| Message::new("system", system));
-            let messages: Vec<Message> = system.chain(self.messages[dropped..].iter().cloned()).collect();
-            let images = self.images_from(dropped);
-            let pieces = template.encode_with_images(
-                &self.language.tokenizer,
-                &messages,
-                tools,
-                &prompt_options,
-                &PromptImage::counts(images),
-            )?;
-            let prompt = join_images(&pieces, &PromptImage::images(images));
-            if prompt.len() + reply_tokens <= context as usize || dropped == last {
-                check_prompt(self.model.files().config(), &prompt, context)?;
-                return Ok((prompt, dropped));
-            }
-        }
-        Err(Error::EmptyChat)
+        let system = self.system.as_deref();
+        let (prompt, dropped) =
+            self.conversation.prompt(&self.language, template, system, tools, &options, context)?;
+        check_prompt(self.model.files().config(), &prompt, context)?;
+        Ok((prompt, dropped))
     }
 }
 
@@ -442,7 +405,7 @@ impl<'a> Reply<'a> {
         let empty = message.tool_calls.is_empty() && message.text().is_empty();
         if !empty {
             self.uncommitted = 0;
-            self.chat.messages.push(message.clone());
+            self.chat.push_text(message.clone());
         }
         Ok(ChatReply { message, finish_reason, ids, timings })
     }
@@ -512,7 +475,7 @@ impl<'a> Reply<'a> {
         }
         // Whitespace before a call is part of its markup.
         let content = Some(self.content.trim_end()).filter(|text| !text.is_empty()).map(str::to_owned);
-        let earlier: usize = self.chat.messages.iter().map(|message| message.tool_calls.len()).sum();
+        let earlier: usize = self.chat.messages().iter().map(|message| message.tool_calls.len()).sum();
         let call = |(number, (name, arguments)): (usize, &(String, String))| ToolCall {
             // Nine letters and digits: the only form that the strictest templates accept.
             id: format!("call{:05}", earlier + number),
@@ -545,7 +508,7 @@ impl Iterator for Reply<'_> {
 
 impl Drop for Reply<'_> {
     fn drop(&mut self) {
-        let committed = self.chat.messages.len() - self.uncommitted;
+        let committed = self.chat.messages().len() - self.uncommitted;
         self.chat.truncate(committed);
     }
 }

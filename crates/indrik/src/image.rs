@@ -109,3 +109,75 @@ impl PromptImage {
         Ok(join_images(&pieces, &Self::images(images)))
     }
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use model::image_blocks;
+    use text::DecodeSpecial;
+
+    use super::*;
+    use crate::ModelFiles;
+
+    fn fixture(name: &str) -> Language {
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures");
+        ModelFiles::open(fixtures.join(name).to_str().unwrap()).unwrap().language().unwrap()
+    }
+
+    /// Tokenizer, template and image processor of a tiny model with an image encoder.
+    pub(crate) fn vision_language() -> Language {
+        fixture("gemma3_vision_gguf/model.gguf")
+    }
+
+    /// A BMP file of one colour.
+    pub(crate) fn bmp(width: u32, height: u32, colour: u8) -> Vec<u8> {
+        let pixels = (width * 3).div_ceil(4) * 4 * height;
+        let mut bytes = b"BM".to_vec();
+        for number in [54 + pixels, 0, 54, 40, width, height, 24 << 16 | 1, 0, pixels, 0, 0, 0, 0] {
+            bytes.extend(number.to_le_bytes());
+        }
+        bytes.extend(std::iter::repeat_n(colour, pixels as usize));
+        bytes
+    }
+
+    #[test]
+    fn files_become_blocks_of_a_prompt() {
+        let language = vision_language();
+        let reader = ImageReader::new(&language).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.bmp");
+        std::fs::write(&path, bmp(40, 20, 7)).unwrap();
+        let image = reader.read(&path).unwrap();
+        assert_eq!((image.width(), image.height(), image.crops(), image.tokens()), (40, 20, 0, 4));
+        let prompt = PromptImage::encode_prompt(&language, "x", &[image.clone(), image.clone()]).unwrap();
+        assert_eq!(image_blocks(&prompt).map(|block| block.len()).collect::<Vec<_>>(), [4, 4]);
+        let text = language.tokenizer.decode(&prompt, DecodeSpecial::Keep);
+        let around = "\n\n<start_of_image><end_of_image>\n\n";
+        assert_eq!(text, format!("<bos>{around}{around}x"));
+        // Crops are images of their own.
+        let wide = reader.with_pan_and_scan().decode(&bmp(600, 300, 7)).unwrap();
+        assert_eq!((wide.crops(), wide.tokens()), (2, 12));
+        let prompt = PromptImage::encode_prompt(&language, "x", &[wide]).unwrap();
+        assert_eq!(image_blocks(&prompt).count(), 3);
+    }
+
+    #[test]
+    fn errors_say_which_image_and_why() {
+        let reader = ImageReader::new(&vision_language()).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let damaged = folder.path().join("damaged.bmp");
+        std::fs::write(&damaged, &bmp(40, 20, 7)[..60]).unwrap();
+        for (path, part) in [
+            (damaged.as_path(), "BMP"),
+            (folder.path(), "it is not a file"),
+            (Path::new("/dev/zero"), "it is not a file"),
+            (Path::new("no-such-image.png"), "No such file"),
+            (Path::new("Cargo.toml"), "neither PNG"),
+        ] {
+            let error = reader.read(path).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("cannot read the image {}: ", path.display())), "{error}");
+            assert!(error.contains(part), "{error}");
+        }
+        let error = ImageReader::new(&fixture("gguf_q8_0/model.gguf")).unwrap_err().to_string();
+        assert!(error.starts_with("images cannot be used: the model has no image encoder; "), "{error}");
+    }
+}

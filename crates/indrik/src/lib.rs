@@ -40,6 +40,7 @@
 
 mod backend;
 mod chat;
+mod conversation;
 mod device;
 mod error;
 mod files;
