@@ -10,26 +10,21 @@ use indrik::{ImageReader, Language, PromptImage};
 pub struct ImageArguments {
     /// Image for the prompt or the first message, for models with an image encoder: PNG, JPEG, WebP, GIF or BMP;
     /// repeatable
-    #[arg(long = "image", value_name = "FILE")]
-    files: Vec<PathBuf>,
+    #[arg(long, value_name = "FILE")]
+    image: Vec<PathBuf>,
     /// Also encode up to four crops of wide and high images: more details, more prompt tokens
     #[arg(long)]
     pub pan_and_scan: bool,
 }
 
 impl ImageArguments {
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.files.is_empty()
-    }
-
     /// Reads the images.
     pub fn read(&self, language: &Language) -> anyhow::Result<Vec<PromptImage>> {
-        if self.is_empty() {
+        if self.image.is_empty() {
             return Ok(vec![]);
         }
         let reader = reader(language, self.pan_and_scan)?;
-        self.files.iter().map(|path| Ok(reader.read(path)?)).collect()
+        self.image.iter().map(|path| Ok(reader.read(path)?)).collect()
     }
 }
 

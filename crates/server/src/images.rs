@@ -53,7 +53,7 @@ impl ImageLoader {
         ImageLoader {
             limits: config.image_limits,
             max_images: config.max_images,
-            workers: Arc::new(Semaphore::new(config.image_workers)),
+            workers: Arc::new(Semaphore::new(config.image_workers.max(1))),
             memory: Arc::new(Semaphore::new(memory_units as usize)),
             memory_units,
             timeout: config.queue_timeout,

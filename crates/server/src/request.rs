@@ -54,17 +54,17 @@ impl RequestFields {
     pub(crate) fn parse(endpoint: Endpoint, body: &[u8], app: &AppState) -> Result<RequestFields, Error> {
         let AppState { model, config, .. } = app;
         let mut body = openai::parse_json(body)?;
-        let mut images = vec![];
-        if endpoint == Endpoint::Chat {
-            images = openai::take_images(&mut body, app.images.limits())?;
-            app.images.check(model, &images)?;
-        }
         openai::check_unsupported(&body)?;
         let options: Options = openai::parse(&body)?;
         if !model.is_named(&options.model) {
             return Err(Error::UnknownModel(options.model));
         }
         options.validate(config.max_choices)?;
+        let mut images = vec![];
+        if endpoint == Endpoint::Chat {
+            images = openai::take_images(&mut body, app.images.limits())?;
+            app.images.check(model, &images)?;
+        }
         let input = match endpoint {
             Endpoint::Chat => Input::Chat(Box::new(openai::parse(&body)?)),
             Endpoint::Completions => Input::Completions(openai::parse(&body)?),

@@ -18,6 +18,11 @@ const BEFORE_PICTURE: &str = "Here is the original image ";
 const BEFORE_CROPS: &str = " and here are some crops to help you see better ";
 const BETWEEN_CROPS: &str = " ";
 
+/// Whether a token of a vocabulary starts or ends images.
+pub(crate) fn is_delimiter(token: &str) -> bool {
+    [START, END].contains(&token)
+}
+
 /// Checks that the delimiters are control tokens, which text of a user can never become.
 pub(crate) fn check_tokenizer(tokenizer: &Tokenizer) -> Result<()> {
     let is_control = |name: &&str| tokenizer.token_id(name).is_some_and(|id| tokenizer.is_special(id));

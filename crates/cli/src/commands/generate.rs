@@ -32,7 +32,7 @@ pub struct Arguments {
     #[arg(short, long, value_name = "TEXT", conflicts_with = "ids")]
     prompt: Option<String>,
     /// Prompt as token ids, used as they are, as in 2,818,66673
-    #[arg(long, value_delimiter = ',', value_name = "IDS")]
+    #[arg(long, value_delimiter = ',', value_name = "IDS", conflicts_with = "image")]
     ids: Option<Vec<u32>>,
     #[command(flatten)]
     images: ImageArguments,
@@ -71,9 +71,6 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         bail!("--stop needs a tokenizer, and {} has none", files.path().display());
     }
     let (prompt, images) = match (&arguments.ids, &language) {
-        (Some(_), _) if !arguments.images.is_empty() => {
-            bail!("--image cannot be combined with --ids: give the prompt with -p TEXT")
-        }
         (Some(ids), _) => (ids.clone(), vec![]),
         (None, Some(language)) => {
             let images = arguments.images.read(language)?;
