@@ -219,7 +219,10 @@ impl Generation {
         // Token ids need no tokenizer.
         let language = match (model.language(), &prompt) {
             (Ok(language), _) => Some(language),
-            (Err(Error::Model(model::Error::NoTokenizer { .. })), Prompt::Ids(_)) if stop.is_empty() => None,
+            (
+                Err(Error::Model(model::Error::NoTokenizer { .. })),
+                Prompt::Ids(_) | Prompt::IdsWithImages { .. },
+            ) if stop.is_empty() => None,
             (Err(error), _) => return Err(error),
         };
         let (prompt, images) = match (prompt, &language) {

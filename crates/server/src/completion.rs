@@ -87,7 +87,8 @@ async fn parse(
         Parsed::Complete(parsed) => return Ok(*parsed),
         Parsed::WithImages(fields, sources, reservation) => (fields, sources, reservation),
     };
-    let images = app.images.load(&app.model, sources).await?;
+    let processor = app.model.images.as_ref().map_err(|_| Error::Internal)?;
+    let images = app.images.load(processor, sources).await?;
     drop(reservation);
     let (state, span) = (app.clone(), log.span.clone());
     let encode = move || {

@@ -93,8 +93,11 @@ impl ImageLoader {
     }
 
     /// Decodes the images of a request that was [checked](Self::check).
-    pub(crate) async fn load(&self, model: &Model, sources: Vec<ImageSource>) -> Result<LoadedImages, Error> {
-        let Ok(processor) = &model.images else { return Err(Error::Internal) };
+    pub(crate) async fn load(
+        &self,
+        processor: &ImageProcessor,
+        sources: Vec<ImageSource>,
+    ) -> Result<LoadedImages, Error> {
         let bytes = sources.len() * processor.max_image_count() * processor.image_bytes();
         // A single request may always run.
         let units = u32::try_from(bytes.div_ceil(UNIT)).unwrap_or(u32::MAX).min(self.memory_units);
@@ -158,4 +161,64 @@ fn decode(
     let picture = images::decode(&bytes, limits).map_err(|error| Error::invalid_field(param, error))?;
     drop((bytes, slot));
     Ok(processor.process(&picture))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    fn processor() -> ImageProcessor {
+        ImageProcessor::new(&checkpoint::VisionConfig {
+            image_size: 28,
+            patch_size: 7,
+            hidden: 8,
+            intermediate: 8,
+            layers: 1,
+            heads: 1,
+            layer_norm_eps: 1e-6,
+            soft_tokens_per_side: 2,
+            text_hidden: 8,
+            soft_norm_eps: 1e-6,
+            image_mean: [0.5; 3],
+            image_std: [0.5; 3],
+        })
+    }
+
+    /// GIF files of one pixel.
+    fn sources(count: usize) -> Vec<ImageSource> {
+        let url = "data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7";
+        let source = |_| ImageSource {
+            param: "x".to_owned(),
+            url: ImageUrl::Data { format: Format::Gif, url: url.to_owned(), start: 22 },
+        };
+        (0..count).map(source).collect()
+    }
+
+    #[test]
+    fn images_wait_for_memory() {
+        let processor = processor();
+        let max_inflight_image_bytes = (2 * processor.image_bytes()).next_multiple_of(UNIT);
+        let loader = ImageLoader::new(&Config { max_inflight_image_bytes, ..Config::default() });
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+            let first = loader.load(&processor, sources(2)).await.unwrap();
+            assert_eq!((first.pictures.len(), loader.memory.available_permits()), (2, 0));
+            let mut second = pin!(loader.load(&processor, sources(1)));
+            assert!(second.as_mut().now_or_never().is_none());
+            // It is not being decoded.
+            assert_eq!(loader.workers.available_permits(), Config::default().image_workers);
+            drop(first);
+            let second = second.await.unwrap();
+            assert_eq!(second.pictures[0][0].soft_tokens(), 4);
+            drop(second);
+            // A request that needs more than there is runs alone.
+            let large = loader.load(&processor, sources(9)).await.unwrap();
+            assert_eq!(loader.memory.available_permits(), 0);
+            drop(large);
+            assert_eq!(loader.memory.available_permits(), loader.memory_units as usize);
+        });
+    }
 }
