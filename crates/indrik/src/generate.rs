@@ -234,6 +234,11 @@ impl Generation {
             (Prompt::Ids(ids), _) => (ids, vec![]),
             (Prompt::IdsWithImages { ids, images }, _) => (ids, PromptImage::images(&images)),
         };
+        if let Some(Err(reason)) = language.as_ref().map(|language| &language.images)
+            && !images.is_empty()
+        {
+            return Err(Error::ImagesUnsupported { reason: reason.clone() });
+        }
         let context_length = model.capacity().context_length;
         check_prompt(config, &prompt, context_length)?;
         if let Some(language) = &language {

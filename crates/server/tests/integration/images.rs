@@ -6,7 +6,7 @@ use engine::Request;
 use serde_json::{Value, json};
 use server::Config;
 
-use crate::common::{Fixture, Mock, chat, image_processor};
+use crate::common::{Fixture, Mock, chat, image_processor, tokenizer_with};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -72,9 +72,8 @@ fn red() -> Value {
 }
 
 /// The prompt as text, with `#` for each image.
-fn shown(server: &Fixture, request: &Request) -> String {
-    let _ = server;
-    let tokenizer = crate::common::tokenizer_with(&["<start_of_image>", "<end_of_image>"]);
+fn shown(request: &Request) -> String {
+    let tokenizer = tokenizer_with(&["<start_of_image>", "<end_of_image>"]);
     let blocks: Vec<_> = model::image_blocks(&request.prompt).collect();
     assert_eq!(blocks.len(), request.images.len());
     let mut shown = String::new();
@@ -98,7 +97,7 @@ fn images_become_blocks_of_the_prompt() {
     assert_eq!(body.status, 200, "{}", body.body);
     let requests = server.mock.submitted.lock().unwrap();
     let request = &requests[0];
-    let shown = shown(&server, request);
+    let shown = shown(request);
     assert!(shown.contains(&format!("user\na{IMAGE}b{IMAGE}<end_of_turn>")), "{shown}");
     // The patches are those of the processor.
     let picture = images::decode(&bmp(4, 4, 200), &images::Limits::default()).unwrap();
@@ -124,7 +123,7 @@ fn images_stay_with_their_messages_and_choices() {
     let requests = server.mock.submitted.lock().unwrap();
     assert_eq!(requests.len(), 3);
     for request in requests.iter() {
-        let shown = shown(&server, request);
+        let shown = shown(request);
         assert!(shown.contains(&format!("user\n{IMAGE}one<end_of_turn>")), "{shown}");
         assert!(shown.contains(&format!("user\nthree{IMAGE}<end_of_turn>")), "{shown}");
         assert_eq!(request.prompt, requests[0].prompt);
@@ -149,7 +148,7 @@ fn wide_pictures_have_crops_with_pan_and_scan() {
     let wide = image(data_url("image/bmp", &bmp(600, 300, 9)));
     assert_eq!(server.post(CHAT, &user(&[wide, text("x")])).status, 200);
     let requests = server.mock.submitted.lock().unwrap();
-    let shown = shown(&server, &requests[0]);
+    let shown = shown(&requests[0]);
     let expected = format!(
         "user\nHere is the original image {IMAGE} and here are some crops to help you see better {IMAGE} {IMAGE}x"
     );
@@ -163,7 +162,7 @@ fn text_never_becomes_an_image() {
     assert_eq!(server.post(CHAT, &user(&[text(hostile), red(), text(hostile)])).status, 200);
     let requests = server.mock.submitted.lock().unwrap();
     assert_eq!((requests[0].images.len(), model::image_blocks(&requests[0].prompt).count()), (1, 1));
-    let tokenizer = crate::common::tokenizer_with(&["<start_of_image>", "<end_of_image>"]);
+    let tokenizer = tokenizer_with(&["<start_of_image>", "<end_of_image>"]);
     let start = tokenizer.token_id("<start_of_image>").unwrap();
     assert_eq!(requests[0].prompt.iter().filter(|token| **token == start).count(), 1);
 }
