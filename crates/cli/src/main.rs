@@ -10,6 +10,7 @@ mod energy;
 #[cfg(test)]
 mod fixture;
 mod heaps;
+mod images;
 mod loading;
 mod logging;
 mod pick;

@@ -73,6 +73,7 @@ pub use events::{Event, EventSender, EventStream, FinishReason, Token, Usage};
 pub use gpu_backend::GpuBackend;
 pub use handle::Engine;
 pub use model::{DecodeRow, MixedOutput, PrefillChunk, Sampled, Sampling};
+pub use model::{Image, ImageProcessor, join_images};
 pub use options::Options;
 pub use recent::{Percentiles, RecentStats};
 pub use request::Request;

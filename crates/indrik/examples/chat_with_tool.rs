@@ -53,7 +53,7 @@ pub fn run(
             chat.reply()?.finish()?
         }
     };
-    writeln!(out, "{}", reply.message.content.unwrap_or_default())?;
+    writeln!(out, "{}", reply.message.text())?;
     Ok(())
 }
 

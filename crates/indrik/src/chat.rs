@@ -5,20 +5,15 @@ use std::{sync::Arc, time::Duration};
 use grammar::{GrammarCompiler, NonCallOutput, ToolCallGrammar, ToolSpec};
 use model::language::Language;
 use text::{
-    Message, PromptOptions, ThinkingConstraint, ThinkingEvent, ThinkingFormat, ThinkingParser,
+    Content, Message, Part, PromptOptions, ThinkingConstraint, ThinkingEvent, ThinkingFormat, ThinkingParser,
     TokenConstraint, Tool, ToolCall, ToolCallEvent, ToolCallFormat, ToolCallParser, ToolSupport,
     set_thinking,
 };
 
 use crate::{
-    Completion, Error, FinishReason, GenerateOptions, Generation, GenerationEvent, Model, Result, Timings,
-    sampling::random_seed,
+    Completion, Error, FinishReason, GenerateOptions, Generation, GenerationEvent, Model, Prompt,
+    PromptImage, Result, Timings, conversation::Conversation, generate::check_prompt, sampling::random_seed,
 };
-
-/// Tokens of the context to keep free for a reply: an eighth of it, between 16 and 512.
-const REPLY_DIVISOR: usize = 8;
-const MIN_REPLY_TOKENS: usize = 16;
-const MAX_REPLY_TOKENS: usize = 512;
 
 /// Whether the model may or must call a tool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -48,7 +43,7 @@ pub struct Chat {
     pub thinking: Option<bool>,
     /// How the model delimits its thinking, if its template supports it.
     thinking_format: Option<ThinkingFormat>,
-    messages: Vec<Message>,
+    conversation: Conversation,
     tools: Option<Tools>,
 }
 
@@ -76,7 +71,7 @@ impl Chat {
             options,
             thinking: None,
             thinking_format,
-            messages: vec![],
+            conversation: Conversation::default(),
             tools: None,
         })
     }
@@ -130,41 +125,75 @@ impl Chat {
 
     /// The messages so far, without the system message.
     pub fn messages(&self) -> &[Message] {
-        &self.messages
+        self.conversation.messages()
     }
 
     /// Removes all messages. The system message stays.
     pub fn clear(&mut self) {
-        self.messages.clear();
+        self.truncate(0);
+    }
+
+    /// The images of the messages from `start` on, in order.
+    pub fn images_from(&self, start: usize) -> &[PromptImage] {
+        self.conversation.images_from(start)
     }
 
     /// Keeps the first `count` messages, for example to replace the last reply.
     pub fn truncate(&mut self, count: usize) {
-        self.messages.truncate(count);
+        self.conversation.truncate(count);
     }
 
-    /// Adds a message without requesting a reply, for example to restore a conversation.
-    pub fn push(&mut self, message: Message) {
-        self.messages.push(message);
+    /// Adds a message without requesting a reply, for example to restore a conversation. Images in it are left out.
+    pub fn push(&mut self, mut message: Message) {
+        if message.image_count() > 0 {
+            message.content = Some(message.text().into_owned().into());
+        }
+        self.push_text(message);
+    }
+
+    /// Adds a message with one image for each of its image parts, without requesting a reply.
+    pub fn push_with_images(&mut self, message: Message, images: Vec<PromptImage>) -> Result<()> {
+        self.conversation.push(message, images)
+    }
+
+    /// Adds a message without images.
+    fn push_text(&mut self, message: Message) {
+        self.conversation.push(message, vec![]).expect("a message without images");
     }
 
     /// Adds the result of a tool call. [`Chat::reply`] then continues the conversation.
     pub fn push_tool_result(&mut self, call: &ToolCall, content: impl Into<String>) {
-        self.messages.push(Message {
+        self.push_text(Message {
             tool_call_id: Some(call.id.clone()),
             name: Some(call.name.clone()),
-            ..Message::new("tool", content)
+            ..Message::new("tool", content.into())
         });
     }
 
     /// Adds a user message and starts the reply. If the reply fails, is dropped or stays empty, the message
     /// is removed again.
     pub fn send(&mut self, text: impl Into<String>) -> Result<Reply<'_>> {
-        self.messages.push(Message::new("user", text));
+        self.send_with_images(text, vec![])
+    }
+
+    /// [`Chat::send`] with images, which come before the text.
+    pub fn send_with_images(
+        &mut self,
+        text: impl Into<String>,
+        images: Vec<PromptImage>,
+    ) -> Result<Reply<'_>> {
+        let content = match images.len() {
+            0 => Content::Text(text.into()),
+            count => {
+                let parts = std::iter::repeat_n(Part::Image, count).chain([Part::Text(text.into())]);
+                Content::Parts(parts.collect())
+            }
+        };
+        self.push_with_images(Message::new("user", content), images)?;
         match self.start() {
             Ok(started) => Ok(Reply::new(self, started, 1)),
             Err(error) => {
-                self.messages.pop();
+                self.truncate(self.messages().len() - 1);
                 Err(error)
             }
         }
@@ -178,6 +207,7 @@ impl Chat {
 
     fn start(&mut self) -> Result<Started> {
         let (prompt, dropped) = self.prompt()?;
+        let images = self.images_from(dropped).to_vec();
         let mut options = self.options.clone();
         if let Some(tools) = &self.tools
             && let Some(grammar) = &tools.grammar
@@ -203,39 +233,26 @@ impl Chat {
             let parser = ThinkingParser::new(format.clone(), open, self.tools.is_none());
             thinking_parser = Some(parser.ending_at(trigger.map(|(name, _)| name)));
         }
-        let generation = self.model.generate(prompt, options)?;
-        self.messages.drain(..dropped);
+        let generation = self.model.generate(Prompt::IdsWithImages { ids: prompt, images }, options)?;
+        self.conversation.drop_oldest(dropped);
         Ok(Started { generation, dropped, thinking_parser })
     }
 
     /// The conversation as tokens, and how many of its oldest messages do not fit.
     fn prompt(&self) -> Result<(Vec<u32>, usize)> {
         let context = self.model.capacity().context_length;
-        let reply_tokens = (context as usize / REPLY_DIVISOR).clamp(MIN_REPLY_TOKENS, MAX_REPLY_TOKENS);
         let template =
             self.language.template.as_ref().ok_or_else(|| self.model.files().no_chat_template())?;
         let tools = self.tools.as_ref().map_or(&[][..], |tools| &tools.tools);
-        // Messages are dropped by exchange, from one user message to the next. The last exchange stays.
-        let users = self.messages.iter().enumerate().filter(|(_, message)| message.role == "user");
-        let mut starts: Vec<usize> = users.map(|(index, _)| index).collect();
-        // Messages before the first user message belong to the first exchange.
-        *starts.first_mut().ok_or(Error::EmptyChat)? = 0;
-        let last = starts[starts.len() - 1];
-        let mut prompt_options = PromptOptions::default();
+        let mut options = PromptOptions::default();
         if let Some(thinking) = self.thinking {
-            set_thinking(&mut prompt_options.variables, thinking);
+            set_thinking(&mut options.variables, thinking);
         }
-        for dropped in starts {
-            let system = self.system.iter().map(|system| Message::new("system", system));
-            let messages: Vec<Message> = system.chain(self.messages[dropped..].iter().cloned()).collect();
-            let prompt =
-                template.encode_with_tools(&self.language.tokenizer, &messages, tools, &prompt_options)?;
-            if prompt.len() + reply_tokens <= context as usize || dropped == last {
-                model::check_tokens(self.model.files().config(), 0, &prompt, context)?;
-                return Ok((prompt, dropped));
-            }
-        }
-        Err(Error::EmptyChat)
+        let system = self.system.as_deref();
+        let (prompt, dropped) =
+            self.conversation.prompt(&self.language, template, system, tools, &options, context)?;
+        check_prompt(self.model.files().config(), &prompt, context)?;
+        Ok((prompt, dropped))
     }
 }
 
@@ -385,11 +402,10 @@ impl<'a> Reply<'a> {
         };
         let Completion { ids, finish_reason, timings, .. } = generation.finish_completion()?;
         let message = self.message();
-        let empty =
-            message.tool_calls.is_empty() && message.content.as_deref().unwrap_or_default().is_empty();
+        let empty = message.tool_calls.is_empty() && message.text().is_empty();
         if !empty {
             self.uncommitted = 0;
-            self.chat.messages.push(message.clone());
+            self.chat.push_text(message.clone());
         }
         Ok(ChatReply { message, finish_reason, ids, timings })
     }
@@ -459,7 +475,7 @@ impl<'a> Reply<'a> {
         }
         // Whitespace before a call is part of its markup.
         let content = Some(self.content.trim_end()).filter(|text| !text.is_empty()).map(str::to_owned);
-        let earlier: usize = self.chat.messages.iter().map(|message| message.tool_calls.len()).sum();
+        let earlier: usize = self.chat.messages().iter().map(|message| message.tool_calls.len()).sum();
         let call = |(number, (name, arguments)): (usize, &(String, String))| ToolCall {
             // Nine letters and digits: the only form that the strictest templates accept.
             id: format!("call{:05}", earlier + number),
@@ -492,7 +508,7 @@ impl Iterator for Reply<'_> {
 
 impl Drop for Reply<'_> {
     fn drop(&mut self) {
-        let committed = self.chat.messages.len() - self.uncommitted;
-        self.chat.messages.truncate(committed);
+        let committed = self.chat.messages().len() - self.uncommitted;
+        self.chat.truncate(committed);
     }
 }

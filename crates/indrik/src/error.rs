@@ -55,6 +55,30 @@ pub enum Error {
         /// What the template lacks.
         reason: &'static str,
     },
+    /// Images were given to a model without an image encoder, or with one that cannot be used.
+    #[error(
+        "images cannot be used: {reason}; `indrik pull --mmproj` adds the image encoder of models that have one"
+    )]
+    ImagesUnsupported {
+        /// Why, as a clause.
+        reason: String,
+    },
+    /// An image could not be read.
+    #[error("cannot read the image {}: {reason}", path.display())]
+    Image {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A message was added with another number of images than it has places for.
+    #[error("the message has places for {places} images, but {given} were given")]
+    ImageCount {
+        /// Image parts of the message.
+        places: usize,
+        /// Images.
+        given: usize,
+    },
     /// A reply was requested before the chat had a user message.
     #[error("the conversation has no user message to reply to")]
     EmptyChat,

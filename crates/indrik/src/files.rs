@@ -118,6 +118,7 @@ impl ModelFiles {
             vocab_size: self.config().vocab,
             stop_token_ids: language.stop_token_ids,
             chat_template: language.template,
+            images: language.images,
             sampling: self.recommended_sampling(),
         })
     }

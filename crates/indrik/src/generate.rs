@@ -8,11 +8,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use checkpoint::config::Config;
 use engine::{Engine, Event, EventStream, Request, Sampling, Token};
-use model::SetupTime;
+use model::{SetupTime, is_image_token};
 use text::{DecodeSpecial, Detokenizer, StopMatcher, TokenConstraint};
 
-use crate::{Error, Model, Result};
+use crate::{Error, Model, PromptImage, Result};
 
 /// The prompt of a completion.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,6 +22,20 @@ pub enum Prompt {
     Text(String),
     /// Token ids, used as they are.
     Ids(Vec<u32>),
+    /// A text with images, in front of it or where it has as many `<start_of_image>` as there are images.
+    TextWithImages {
+        /// The text.
+        text: String,
+        /// The images, in order.
+        images: Vec<PromptImage>,
+    },
+    /// Token ids with blocks of image tokens, such as from [`PromptImage::encode_prompt`].
+    IdsWithImages {
+        /// The tokens.
+        ids: Vec<u32>,
+        /// The images, in the order of their blocks.
+        images: Vec<PromptImage>,
+    },
 }
 
 impl From<&str> for Prompt {
@@ -204,16 +219,28 @@ impl Generation {
         // Token ids need no tokenizer.
         let language = match (model.language(), &prompt) {
             (Ok(language), _) => Some(language),
-            (Err(Error::Model(model::Error::NoTokenizer { .. })), Prompt::Ids(_)) if stop.is_empty() => None,
+            (
+                Err(Error::Model(model::Error::NoTokenizer { .. })),
+                Prompt::Ids(_) | Prompt::IdsWithImages { .. },
+            ) if stop.is_empty() => None,
             (Err(error), _) => return Err(error),
         };
-        let prompt = match (prompt, &language) {
-            (Prompt::Text(text), Some(language)) => language.tokenizer.encode_prompt(&text),
-            (Prompt::Text(_), None) => vec![],
-            (Prompt::Ids(ids), _) => ids,
+        let (prompt, images) = match (prompt, &language) {
+            (Prompt::Text(text), Some(language)) => (language.tokenizer.encode_prompt(&text), vec![]),
+            (Prompt::TextWithImages { text, images }, Some(language)) => {
+                (PromptImage::encode_prompt(language, &text, &images)?, PromptImage::images(&images))
+            }
+            (Prompt::Text(_) | Prompt::TextWithImages { .. }, None) => (vec![], vec![]),
+            (Prompt::Ids(ids), _) => (ids, vec![]),
+            (Prompt::IdsWithImages { ids, images }, _) => (ids, PromptImage::images(&images)),
         };
+        if let Some(Err(reason)) = language.as_ref().map(|language| &language.images)
+            && !images.is_empty()
+        {
+            return Err(Error::ImagesUnsupported { reason: reason.clone() });
+        }
         let context_length = model.capacity().context_length;
-        model::check_tokens(config, 0, &prompt, context_length)?;
+        check_prompt(config, &prompt, context_length)?;
         if let Some(language) = &language {
             let suppressed =
                 language.tokenizer.suppressed_token_ids().iter().filter(|id| **id < config.vocab);
@@ -241,6 +268,7 @@ impl Generation {
             sampling,
             stop_token_ids,
             grammar: constraint,
+            images,
             ..Request::new(prompt.clone(), max_tokens)
         })?;
         Ok(Self {
@@ -436,6 +464,13 @@ impl Iterator for Generation {
             }
         }
     }
+}
+
+/// Checks the tokens of a prompt, of which image tokens are not in the vocabulary.
+pub(crate) fn check_prompt(config: &Config, prompt: &[u32], context_length: u32) -> Result<()> {
+    let as_text = |token: &u32| if is_image_token(*token) { 0 } else { *token };
+    let as_text: Vec<u32> = prompt.iter().map(as_text).collect();
+    Ok(model::check_tokens(config, 0, &as_text, context_length)?)
 }
 
 /// Records the programs that the prompt and its completion need, so that recording is not part of the time to

@@ -25,6 +25,7 @@
 //!    - [`Model::generate`] returns a [`Generation`], a blocking iterator over text and token ids.
 //!    - [`Model::chat`] returns a [`Chat`], which keeps the messages, applies the chat template and parses tool
 //!      calls.
+//!    - Both take images, if the model has an image encoder: [`Model::image_reader`] reads them.
 //!    - [`router()`], [`bind()`] and [`serve()`] add an OpenAI-compatible HTTP API.
 //! 4. [`Model::logits`] and [`Model::with_runner`] use the runner directly, between two engine steps.
 //!
@@ -39,10 +40,12 @@
 
 mod backend;
 mod chat;
+mod conversation;
 mod device;
 mod error;
 mod files;
 mod generate;
+mod image;
 mod load;
 mod memory;
 mod model;
@@ -57,6 +60,7 @@ pub use files::ModelFiles;
 pub use generate::{
     Completion, FinishReason, GenerateOptions, Generation, GenerationEvent, Piece, Prompt, Timings,
 };
+pub use image::{ImageReader, PromptImage};
 pub use load::{LoadHooks, LoadProgress, LoadReport, Options, tune};
 pub use memory::{amd_apu, device_memory, memory_on};
 pub use model::{Model, Preparation};
@@ -66,5 +70,5 @@ pub use serve::{bind, router, serve};
 pub use ::model::{KvScheme, Sampling, language::Language};
 pub use engine::{Engine, Token};
 pub use server::Config as ServerConfig;
-pub use text::{Message, Tool, ToolCall};
+pub use text::{Content, Message, Part, Tool, ToolCall};
 pub use weights::stream::Control;

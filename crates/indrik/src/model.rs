@@ -12,7 +12,8 @@ use engine::{Capacity, Engine, GpuBackend};
 use model::{Runner, TuningReport, language::Language};
 
 use crate::{
-    Chat, Error, GenerateOptions, Generation, LoadProgress, LoadReport, ModelFiles, Options, Prompt, Result,
+    Chat, Error, GenerateOptions, Generation, ImageReader, LoadProgress, LoadReport, ModelFiles, Options,
+    Prompt, Result,
     backend::{HeapProbe, SharedBackend},
     load::{self, PROGRESS_INTERVAL, SetOnDrop},
 };
@@ -96,6 +97,11 @@ impl Model {
         }
         let language = Arc::new(self.files().language()?);
         Ok(self.0.language.get_or_init(|| language).clone())
+    }
+
+    /// Reads images for prompts. Fails if the model takes none.
+    pub fn image_reader(&self) -> Result<ImageReader> {
+        ImageReader::new(&*self.language()?)
     }
 
     /// The continuous-batching engine over this model, started by the first call.

@@ -40,6 +40,18 @@ pub fn before_cut_image(tokens: &[u32], len: usize) -> usize {
     }
 }
 
+/// A prompt: the tokens of each image between two pieces of text. There is one piece more than images.
+pub fn join_images(pieces: &[Vec<u32>], images: &[Image]) -> Vec<u32> {
+    debug_assert_eq!(pieces.len(), images.len() + 1, "one image between each two pieces");
+    let soft_tokens: usize = images.iter().map(|image| image.soft_tokens as usize).sum();
+    let mut prompt = Vec::with_capacity(pieces.iter().map(Vec::len).sum::<usize>() + soft_tokens);
+    for (index, piece) in pieces.iter().enumerate() {
+        prompt.extend_from_slice(piece);
+        prompt.extend(images.get(index).into_iter().flat_map(Image::tokens));
+    }
+    prompt
+}
+
 /// An image as the encoder of a model takes it: a picture, or a part of one, resized and cut into patches.
 #[derive(Clone)]
 pub struct Image {
@@ -115,6 +127,16 @@ impl ImageProcessor {
         self.processor.regions(width, height).len()
     }
 
+    /// Maximum number of images that a picture of any size becomes.
+    pub fn max_image_count(&self) -> usize {
+        1 + self.processor.pan_and_scan.map_or(0, |settings| settings.max_crops as usize)
+    }
+
+    /// Bytes of memory of one image.
+    pub fn image_bytes(&self) -> usize {
+        3 * (self.processor.size as usize).pow(2) * size_of::<f32>()
+    }
+
     /// The images of a picture: itself, then its crops. Takes tens of milliseconds.
     pub fn process(&self, picture: &Picture) -> Vec<Image> {
         let hash = picture.content_hash();
@@ -136,9 +158,10 @@ mod tests {
     #[test]
     fn blocks_are_runs_of_image_tokens() {
         let blocks = |tokens: &[u32]| image_blocks(tokens).collect::<Vec<_>>();
-        assert!(blocks(&[]).is_empty() && blocks(&[1, 2, 3]).is_empty());
+        assert!(blocks(&[]).is_empty());
+        assert!(blocks(&[1, 2, 3]).is_empty());
         assert_eq!(blocks(&[I, I, 1, I, 2]), [0..2, 3..4]);
-        assert_eq!(blocks(&[1, I, 2, I, I]), [1..2, 3..5]);
+        assert_eq!(blocks(&[1, I, I, I]).first(), Some(&(1..4)));
     }
 
     #[test]
@@ -146,6 +169,19 @@ mod tests {
         let tokens = [1, I, I, I, 2, I, I];
         let cuts: Vec<usize> = (0..=8).map(|len| before_cut_image(&tokens, len)).collect();
         assert_eq!(cuts, [0, 1, 1, 1, 4, 5, 5, 7, 7]);
+    }
+
+    #[test]
+    fn images_are_between_the_pieces() {
+        let picture = Picture::new(28, 28, vec![7; 28 * 28 * 3]).expect("a square");
+        let processor = ImageProcessor { processor: Gemma3::new(28, 14), soft_tokens: 2 };
+        let images = [processor.process(&picture), processor.process(&picture)].concat();
+        let prompt = join_images(&[vec![1, 2], vec![3], vec![]], &images);
+        assert_eq!(image_blocks(&prompt).collect::<Vec<_>>(), [2..4, 5..7]);
+        assert_eq!((&prompt[..2], prompt[4], prompt.len()), (&[1, 2][..], 3, 7));
+        assert!(prompt[2..4].iter().copied().eq(images[0].tokens()));
+        assert_eq!(join_images(&[vec![1]], &[]), [1]);
+        assert_eq!(images[0].patches().values().len() * 4, processor.image_bytes());
     }
 
     #[test]

@@ -126,7 +126,8 @@ impl ImageEncoder {
         let programs =
             recorders.into_iter().map(|recorder| Ok(recorder.seal()?)).collect::<Result<Vec<_>>>()?;
         let mut upload = Arena::new(device, Lifetime::Staging, Memory::Upload);
-        let staging = upload.buffer("patches", scratch.patch_bytes() * images as u64)?;
+        let patch_bytes = scratch.patch_bytes() * images as u64;
+        let staging = upload.buffer_from("patches", &vec![0_u8; patch_bytes as usize])?;
         let pool = SoftTokenPool::new(device, &config, limits.pool_images)?;
         Ok(Self {
             device: device.clone(),
@@ -216,14 +217,12 @@ impl ImageEncoder {
 
     /// Uploads the patches of images.
     fn start(&mut self, images: Vec<Image>) -> Result<()> {
-        let (stride, bytes) = (self.scratch.patches.stride(), self.scratch.patch_bytes());
-        let mut rows = vec![0.0_f32; stride * self.config.patches() as usize];
-        for (index, image) in (0..).zip(&images) {
-            for (row, patch) in rows.chunks_exact_mut(stride).zip(0..) {
-                let values = image.patches().row(patch);
-                row[..values.len()].copy_from_slice(values);
-            }
-            self.staging.write(index * bytes, bytemuck::cast_slice(&rows))?;
+        let (stride, bytes) = (self.scratch.patches.stride() as u64 * 4, self.scratch.patch_bytes());
+        let patches =
+            images.iter().flat_map(|image| (0..image.patches().len()).map(|row| image.patches().row(row)));
+        // The padding of rows stays as it was allocated, zero.
+        for (row, patch) in (0..).zip(patches) {
+            self.staging.write(row * stride, bytemuck::cast_slice(patch))?;
         }
         self.scratch.write_images(images.len())?;
         let mut recorder = self.device.recorder()?;

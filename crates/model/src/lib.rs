@@ -69,7 +69,9 @@ mod tune;
 
 pub use batch::{DecodeRow, MixedOutput, PrefillChunk, Sampled};
 pub use error::{Error, Result};
-pub use image::{IMAGE_TOKEN, Image, ImageProcessor, before_cut_image, image_blocks, is_image_token};
+pub use image::{
+    IMAGE_TOKEN, Image, ImageProcessor, before_cut_image, image_blocks, is_image_token, join_images,
+};
 pub use image_encoder::{ImageEncoder, ImageLimits};
 pub use kernels::{Activations, matmul::tuning::TuningReport};
 pub use kv_cache::KvCache;

@@ -6,6 +6,7 @@ use std::time::Instant;
 use engine::{Event, EventStream, FinishReason, RequestError, Token, Usage};
 use futures_util::stream::{self, BoxStream, StreamExt};
 use text::Detokenizer;
+use tokio::sync::OwnedSemaphorePermit;
 
 use crate::access_log::LogEntry;
 use crate::error::Error;
@@ -37,6 +38,9 @@ pub(crate) struct ChoiceStream {
     pub(crate) logprob_sum: f64,
     pub(crate) deadline: Instant,
     pub(crate) log: Arc<LogEntry>,
+    /// Memory of the images in the prompt, which all choices share.
+    #[allow(dead_code, reason = "held until the choice is complete")]
+    pub(crate) image_memory: Option<Arc<OwnedSemaphorePermit>>,
 }
 
 /// A prompt whose log probabilities are reported.

@@ -10,12 +10,14 @@ use text::{DecodeSpecial, Detokenizer};
 
 use crate::access_log::LogEntry;
 use crate::body::{self, Unread};
+use crate::budget::Lease;
 use crate::choice::{ChoiceStream, Echo};
 use crate::encoding::Encoding;
 use crate::error::Error;
+use crate::images::LoadedImages;
 use crate::min_tokens::MinTokens;
-use crate::openai::ResponseHead;
-use crate::request::{Endpoint, ParsedRequest};
+use crate::openai::{ImageSource, ResponseHead};
+use crate::request::{Endpoint, ParsedRequest, RequestFields};
 use crate::response::Generation;
 use crate::state::AppState;
 use crate::timing::EventTimes;
@@ -70,22 +72,57 @@ async fn parse(
 ) -> Result<ParsedRequest, Error> {
     let (body, reservation) = app.bodies.receive(request).await?;
     let (state, span) = (app.clone(), log.span.clone());
-    let parse = move || {
-        // Until the body is parsed, even if its client is gone by then.
-        let _reservation = reservation;
+    let parsed = blocking(move || {
         let _entered = span.entered();
-        let AppState { model, config, .. } = &*state;
-        let parsed = ParsedRequest::parse(endpoint, &body, &state)?;
-        if config.log_prompts {
-            for request in &parsed.requests {
-                let prompt = model.tokenizer.decode(&request.prompt, DecodeSpecial::Keep);
-                tracing::info!(prompt, "prompt");
-            }
+        let mut fields = RequestFields::parse(endpoint, &body, &state)?;
+        let images = std::mem::take(&mut fields.images);
+        // The memory of the body is held until it is parsed, even if its client is gone by then; URLs of images are part
+        // of it.
+        match images.is_empty() {
+            true => encode(fields, LoadedImages::default(), &state).map(Parsed::Complete),
+            false => Ok(Parsed::WithImages(Box::new(fields), images, reservation)),
         }
-        Ok(parsed)
+    });
+    let (fields, sources, reservation) = match parsed.await? {
+        Parsed::Complete(parsed) => return Ok(*parsed),
+        Parsed::WithImages(fields, sources, reservation) => (fields, sources, reservation),
     };
-    tokio::task::spawn_blocking(parse).await.map_err(|error| {
-        tracing::error!(%error, "parsing a request panicked");
+    let processor = app.model.images.as_ref().map_err(|_| Error::Internal)?;
+    let images = app.images.load(processor, sources).await?;
+    drop(reservation);
+    let (state, span) = (app.clone(), log.span.clone());
+    let encode = move || {
+        let _entered = span.entered();
+        encode(*fields, images, &state)
+    };
+    Ok(*blocking(encode).await?)
+}
+
+/// A body that is parsed.
+enum Parsed {
+    Complete(Box<ParsedRequest>),
+    /// Its images are still to be decoded. They are part of the body's memory.
+    WithImages(Box<RequestFields>, Vec<ImageSource>, Lease),
+}
+
+/// Encodes the prompts of a request.
+fn encode(fields: RequestFields, images: LoadedImages, app: &AppState) -> Result<Box<ParsedRequest>, Error> {
+    let parsed = ParsedRequest::new(fields, images, app)?;
+    if app.config.log_prompts {
+        for request in &parsed.requests {
+            let prompt = app.model.tokenizer.decode(&request.prompt, DecodeSpecial::Keep);
+            tracing::info!(prompt, "prompt");
+        }
+    }
+    Ok(Box::new(parsed))
+}
+
+/// Runs work that takes long on a thread for such work.
+pub(crate) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Error> + Send + 'static,
+) -> Result<T, Error> {
+    tokio::task::spawn_blocking(work).await.map_err(|error| {
+        tracing::error!(%error, "preparing a request panicked");
         Error::Internal
     })?
 }
@@ -127,6 +164,7 @@ fn submit(app: &AppState, parsed: &mut ParsedRequest, log: &Arc<LogEntry>) -> Re
     };
     let id = format!("{prefix}-{}", log.id);
     let name: Arc<str> = id.as_str().into();
+    let image_memory = parsed.image_memory.take().map(Arc::new);
     let mut choices = Vec::new();
     for (mut request, index) in std::mem::take(&mut parsed.requests).into_iter().zip(0..) {
         let (detokenizer, output) = parsed.output(&app.model)?;
@@ -157,6 +195,7 @@ fn submit(app: &AppState, parsed: &mut ParsedRequest, log: &Arc<LogEntry>) -> Re
             logprob_sum: 0.0,
             deadline,
             log,
+            image_memory: image_memory.clone(),
         });
     }
     let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());

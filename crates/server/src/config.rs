@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use engine::Sampling;
+use engine::{ImageProcessor, Sampling};
+use images::Limits;
 use text::{ChatTemplate, Tokenizer};
 
 /// Limits and access control. The defaults suit a server that is only reachable from its own machine.
@@ -47,6 +48,19 @@ pub struct Config {
     pub grammar_workers: usize,
     /// Maximum time to compile a grammar before its request is rejected.
     pub grammar_timeout: Duration,
+    /// Maximum number of images per request.
+    pub max_images: usize,
+    /// Limits on the file of an image.
+    pub image_limits: Limits,
+    /// Maximum number of images decoded at once; each may take the memory that `image_limits` allows.
+    pub image_workers: usize,
+    /// Total bytes of decoded images in requests that wait or run. Further requests with images wait, up to
+    /// `queue_timeout`.
+    pub max_inflight_image_bytes: usize,
+    /// Fetch images from http and https URLs, except from private addresses. Off by default: images are data URLs.
+    pub allow_image_urls: bool,
+    /// Maximum time to fetch an image.
+    pub image_url_timeout: Duration,
     /// Whether the model thinks before it answers, unless a request says otherwise. `None`: the chat template's default.
     pub thinking: Option<bool>,
     /// Serve the web UI at `/`. It needs no key, but what it fetches does.
@@ -76,6 +90,12 @@ impl Default for Config {
             probe_timeout: Duration::from_secs(5),
             grammar_workers: 2,
             grammar_timeout: Duration::from_secs(10),
+            max_images: 16,
+            image_limits: Limits::default(),
+            image_workers: 2,
+            max_inflight_image_bytes: 1 << 30,
+            allow_image_urls: false,
+            image_url_timeout: Duration::from_secs(10),
             thinking: None,
             webui: true,
             log_prompts: false,
@@ -99,6 +119,8 @@ pub struct Model {
     pub stop_token_ids: Vec<u32>,
     /// Chat template. Without one there is no `/v1/chat/completions`.
     pub chat_template: Option<ChatTemplate>,
+    /// How pictures become images of a prompt; or why the model takes none, as a clause: "the model has no image encoder".
+    pub images: Result<ImageProcessor, String>,
     /// Default sampling parameters. The seed is ignored: requests without one get a random seed.
     pub sampling: Sampling,
 }

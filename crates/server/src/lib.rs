@@ -8,8 +8,9 @@
 //!    log entry (`access_log`). Handlers share one `state`.
 //! 3. `body` receives the body within limits of size, time and total memory (`budget`), or refuses it; `encoding`
 //!    decompresses it.
-//! 4. `request` parses it into the types of `openai`, whose errors name the invalid field, and builds the engine
-//!    requests: chat template and tokenizer, sampling parameters, tools (`tools`).
+//! 4. `request` parses it into the types of `openai`, whose errors name the invalid field. `images` decodes its images,
+//!    which `fetch` may have fetched first. `request` then builds the engine requests: chat template and tokenizer,
+//!    sampling parameters, tools (`tools`).
 //! 5. `grammars` compiles `response_format` and tool schemas into token constraints.
 //! 6. `completion` submits the requests to a [`Generator`] and waits for admission.
 //! 7. `choice` turns the engine's events into text; `output` finds stop strings and tool calls in it; `emitted` tracks
@@ -59,9 +60,11 @@ mod connections;
 mod emitted;
 mod encoding;
 mod error;
+mod fetch;
 mod generator;
 mod grammars;
 mod host;
+mod images;
 mod listen;
 mod metrics;
 mod min_tokens;

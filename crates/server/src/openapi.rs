@@ -200,9 +200,20 @@ fn refine(schemas: &mut Map<String, Value>, model: &Model, config: &Config) {
     for named in ["FunctionDefinition", "NamedFunction", "FunctionCall"] {
         set(named, "/properties/name", "pattern", json!(NAME_PATTERN));
     }
-    set("ContentPart", "/properties/type", "enum", json!(["text"]));
     set("ContentPart", "/properties/text", "type", json!("string"));
-    set("ContentPart", "", "required", json!(["type", "text"]));
+    match &model.images {
+        Err(_) => {
+            set("ContentPart", "/properties/type", "enum", json!(["text"]));
+            set("ContentPart", "", "required", json!(["type", "text"]));
+        }
+        Ok(_) => {
+            set("ContentPart", "/properties/type", "enum", json!(["text", "image_url"]));
+            let part = |name: &str, field: &str| json!({ "properties": { "type": { "const": name } }, "required": [field] });
+            set("ContentPart", "", "anyOf", json!([part("text", "text"), part("image_url", "image_url")]));
+        }
+    }
+    let detail = json!(["auto", "low", "high", null]);
+    set("ImageUrlObject", "/properties/detail", "enum", detail);
     set("StopSchema", "/oneOf/0", "minLength", json!(1));
     set("StopSchema", "/oneOf/1/items", "minLength", json!(1));
     set("StopSchema", "/oneOf/1", "maxItems", json!(MAX_STOPS));

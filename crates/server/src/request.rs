@@ -2,16 +2,19 @@
 
 use std::num::NonZeroU32;
 
-use engine::Request;
+use engine::{Image, Request, join_images};
 use text::{
     DecodeSpecial, Detokenizer, EncodeSpecial, FimTokens, Message, PromptEnd, StopMatcher,
     ThinkingConstraint, ThinkingFormat, ThinkingParser, TokenConstraint, Tokenizer,
 };
+use tokio::sync::OwnedSemaphorePermit;
 
 use crate::config::{Config, Model};
 use crate::error::Error;
+use crate::images::LoadedImages;
 use crate::openai::{
-    self, ChatRequest, CompletionRequest, Constraint, ConstraintKind, MAX_BIASES, Options, Prompt,
+    self, ChatRequest, CompletionRequest, Constraint, ConstraintKind, ImageSource, MAX_BIASES, Options,
+    Prompt,
 };
 use crate::output::OutputParser;
 use crate::random;
@@ -28,6 +31,54 @@ pub(crate) enum Endpoint {
     Chat,
     /// `/v1/completions`
     Completions,
+}
+
+/// The fields of a request, before its images are decoded and its prompt is encoded.
+#[derive(Debug)]
+pub(crate) struct RequestFields {
+    options: Options,
+    input: Input,
+    /// Images that are not decoded yet, in the order of their parts.
+    pub(crate) images: Vec<ImageSource>,
+}
+
+/// The fields of the endpoint.
+#[derive(Debug)]
+enum Input {
+    Chat(Box<ChatRequest>),
+    Completions(CompletionRequest),
+}
+
+impl RequestFields {
+    /// Parses a body. The time grows with its size, so this must not run on a thread of the async runtime.
+    pub(crate) fn parse(endpoint: Endpoint, body: &[u8], app: &AppState) -> Result<RequestFields, Error> {
+        let AppState { model, config, .. } = app;
+        let mut body = openai::parse_json(body)?;
+        openai::check_unsupported(&body)?;
+        let options: Options = openai::parse(&body)?;
+        if !model.is_named(&options.model) {
+            return Err(Error::UnknownModel(options.model));
+        }
+        options.validate(config.max_choices)?;
+        let mut images = vec![];
+        if endpoint == Endpoint::Chat {
+            images = openai::take_images(&mut body, app.images.limits())?;
+            app.images.check(model, &images)?;
+        }
+        let input = match endpoint {
+            Endpoint::Chat => Input::Chat(Box::new(openai::parse(&body)?)),
+            Endpoint::Completions => Input::Completions(openai::parse(&body)?),
+        };
+        Ok(RequestFields { options, input, images })
+    }
+}
+
+/// A prompt, and the text to echo.
+struct EncodedPrompt {
+    tokens: Vec<u32>,
+    images: Vec<Image>,
+    /// Empty without `echo`.
+    echo: String,
 }
 
 /// A parsed and validated request.
@@ -53,6 +104,8 @@ pub(crate) struct ParsedRequest {
     pub(crate) thinking: Option<Thinking>,
     /// Whether logprobs were requested.
     pub(crate) logprobs: bool,
+    /// Memory of the images.
+    pub(crate) image_memory: Option<OwnedSemaphorePermit>,
 }
 
 /// The thinking of a request.
@@ -78,17 +131,17 @@ impl Thinking {
 }
 
 impl ParsedRequest {
-    /// Parses a body. The time grows with its size, so this must not run on a thread of the async runtime.
-    pub(crate) fn parse(endpoint: Endpoint, body: &[u8], app: &AppState) -> Result<ParsedRequest, Error> {
+    /// Encodes the prompts and validates the rest. The time grows with the size of the prompts, so this must not run on a
+    /// thread of the async runtime.
+    pub(crate) fn new(
+        fields: RequestFields,
+        images: LoadedImages,
+        app: &AppState,
+    ) -> Result<ParsedRequest, Error> {
         let AppState { model, config, .. } = app;
         let context_length = app.generator.context_length();
-        let body = &openai::parse_json(body)?;
-        openai::check_unsupported(body)?;
-        let options: Options = openai::parse(body)?;
-        if !model.is_named(&options.model) {
-            return Err(Error::UnknownModel(options.model));
-        }
-        options.validate(config.max_choices)?;
+        let RequestFields { options, input, .. } = fields;
+        let LoadedImages { pictures, memory: image_memory } = images;
         let mut sampling = options.sampling(&model.sampling, model.token_count() as usize)?;
         let suppressed = model.tokenizer.suppressed_token_ids().iter().filter(|id| **id < model.vocab_size);
         sampling.biases.extend(suppressed.map(|id| (*id, f32::NEG_INFINITY)));
@@ -101,21 +154,20 @@ impl ParsedRequest {
         let mut candidates = options.n();
         // Tokens that end a completion.
         let mut end_token_ids = model.stop_token_ids.clone();
-        let (prompts, top_logprobs, echo) = match endpoint {
-            Endpoint::Chat => {
-                let chat: ChatRequest = openai::parse(body)?;
+        let (endpoint, prompts, top_logprobs, echo) = match input {
+            Input::Chat(chat) => {
                 let top_logprobs = chat.top_logprobs()?;
-                let prompt;
-                (prompt, thinking) = chat_prompt(chat, app, &mut constraint)?;
+                let tokens;
+                (tokens, thinking) = chat_prompt(*chat, &pictures, app, &mut constraint)?;
                 if let Some(ConstraintKind::ToolCalls(grammar, _)) =
                     constraint.as_ref().map(|found| &found.kind)
                 {
                     tool_calls = Some(ToolCallParsing::new(grammar));
                 }
-                (vec![(prompt, String::new())], top_logprobs, false)
+                let prompt = EncodedPrompt { tokens, images: pictures.concat(), echo: String::new() };
+                (Endpoint::Chat, vec![prompt], top_logprobs, false)
             }
-            Endpoint::Completions => {
-                let completion: CompletionRequest = openai::parse(body)?;
+            Input::Completions(completion) => {
                 let top_logprobs = completion.top_logprobs()?;
                 let echo = completion.echo();
                 candidates = completion.candidates(&options, config.max_choices)?;
@@ -128,7 +180,8 @@ impl ParsedRequest {
                         return Err(Error::invalid_field("suffix", message));
                     }
                 }
-                (completion_prompts(completion, candidates, model, config)?, top_logprobs, echo)
+                let prompts = completion_prompts(completion, candidates, model, config)?;
+                (Endpoint::Completions, prompts, top_logprobs, echo)
             }
         };
         let scores_prompt = echo && top_logprobs.is_some();
@@ -145,8 +198,8 @@ impl ParsedRequest {
         let stop_token_ids = options.stop_token_ids(&end_token_ids, model.token_count() as usize)?;
         let seed = options.seed.map_or_else(random::number, |seed| seed as u64);
         let (mut requests, mut echoes) = (Vec::new(), Vec::new());
-        for (prompt, echo) in prompts {
-            let max_tokens = max_tokens(endpoint, prompt.len(), &options, config, context_length)?;
+        for EncodedPrompt { tokens, images, echo } in prompts {
+            let max_tokens = max_tokens(endpoint, tokens.len(), &options, config, context_length)?;
             for choice in 0..candidates {
                 let mut sampling = sampling.clone();
                 sampling.seed = choice_seed(seed, choice);
@@ -155,7 +208,8 @@ impl ParsedRequest {
                     stop_token_ids: stop_token_ids.clone(),
                     max_tokens,
                     prompt_logprobs: scores_prompt.then_some(top),
-                    ..Request::new(prompt.clone(), NonZeroU32::MIN)
+                    images: images.clone(),
+                    ..Request::new(tokens.clone(), NonZeroU32::MIN)
                 });
                 echoes.push(echo.clone());
             }
@@ -174,6 +228,7 @@ impl ParsedRequest {
             tool_calls,
             thinking,
             logprobs,
+            image_memory,
         })
     }
 
@@ -232,6 +287,7 @@ fn choice_seed(seed: u64, choice: u32) -> u64 {
 /// The conversation as tokens, and its thinking. If tools may be called, `constraint` becomes the grammar of their calls.
 fn chat_prompt(
     chat: ChatRequest,
+    pictures: &[Vec<Image>],
     app: &AppState,
     constraint: &mut Option<Constraint>,
 ) -> Result<(Vec<u32>, Option<Thinking>), Error> {
@@ -256,13 +312,20 @@ fn chat_prompt(
         let grammar = tools::call_grammar(&tool_options, format, constraint.take())?;
         *constraint = Some(Constraint::tool_calls(grammar, format_field));
     }
-    let tokens =
-        template.encode_with_tools(&model.tokenizer, &messages, &tool_options.tools, &prompt_options);
-    let tokens = tokens.map_err(|e| Error::invalid_field("messages", e))?;
+    let images_per_picture: Vec<usize> = pictures.iter().map(Vec::len).collect();
+    let pieces = template.encode_with_images(
+        &model.tokenizer,
+        &messages,
+        &tool_options.tools,
+        &prompt_options,
+        &images_per_picture,
+    );
+    let pieces = pieces.map_err(|e| Error::invalid_field("messages", e))?;
+    let tokens = join_images(&pieces, &pictures.concat());
     let thinking = thinking_format.as_ref().map(|format| {
-        let continued = messages.last().and_then(|last| last.content.as_deref());
+        let continued = messages.last().map(Message::text);
         let open = match prompt_options.end {
-            PromptEnd::LastMessage => continued.is_some_and(|content| format.is_open_in(content)),
+            PromptEnd::LastMessage => continued.is_some_and(|content| format.is_open_in(&content)),
             PromptEnd::Reply | PromptEnd::Messages => format.is_open(&model.tokenizer, &tokens),
         };
         let off = prompt_options.variables.get("enable_thinking") == Some(&false.into());
@@ -283,13 +346,13 @@ fn fim_tokens(model: &Model) -> Result<&FimTokens, Error> {
     })
 }
 
-/// The prompts as tokens, each with the text to echo (empty without `echo`).
+/// The prompts as tokens.
 fn completion_prompts(
     completion: CompletionRequest,
     candidates: u32,
     model: &Model,
     config: &Config,
-) -> Result<Vec<(Vec<u32>, String)>, Error> {
+) -> Result<Vec<EncodedPrompt>, Error> {
     let tokenizer = &model.tokenizer;
     let echo = completion.echo();
     let suffix = match completion.suffix() {
@@ -314,7 +377,7 @@ fn completion_prompts(
         if tokens.is_empty() {
             return Err(Error::invalid_field("prompt", "has no tokens: the model needs at least one"));
         }
-        Ok((tokens, if echo { text } else { String::new() }))
+        Ok(EncodedPrompt { tokens, images: vec![], echo: if echo { text } else { String::new() } })
     };
     prompts.into_iter().map(encode).collect()
 }

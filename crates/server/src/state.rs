@@ -14,6 +14,7 @@ use crate::error::Error;
 use crate::generator::Generator;
 use crate::grammars::GrammarCache;
 use crate::host::HostCheck;
+use crate::images::ImageLoader;
 use crate::metrics::Metrics;
 use crate::phase::Phase;
 use crate::stats::MAX_STREAMS;
@@ -30,6 +31,7 @@ pub(crate) struct AppState {
     pub(crate) thinking_format: Option<ThinkingFormat>,
     pub(crate) generator: Arc<dyn Generator>,
     pub(crate) grammars: GrammarCache,
+    pub(crate) images: ImageLoader,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) phase: watch::Receiver<Phase>,
     /// Streams of statistics that may still be opened.
@@ -61,6 +63,7 @@ impl AppState {
             tool_support,
             thinking_format,
             grammars: GrammarCache::start(&model, &config)?,
+            images: ImageLoader::new(&config),
             metrics: Arc::default(),
             openapi: crate::openapi::document(&model, &config),
             config,

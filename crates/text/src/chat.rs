@@ -17,8 +17,9 @@ use minijinja::{Environment, ErrorKind, Value, context};
 use serde::Serialize;
 
 use crate::error::{Error, Result};
+use crate::images;
 use crate::marks::Marks;
-use crate::message::{Message, Tool, map_value};
+use crate::message::{Content, Message, Tool, map_value};
 use crate::tokenizer::Tokenizer;
 use crate::turns;
 
@@ -37,7 +38,13 @@ const GEMMA3: &str = r#"{{ bos_token }}
   {%- endif %}
   {{- '<start_of_turn>' ~ ('user' if loop.index0 is even else 'model') ~ '\n' }}
   {{- lead.text if loop.first else '' }}
-  {{- message.content | trim }}
+  {%- if message.content is string %}
+    {{- message.content | trim }}
+  {%- else %}
+    {%- for part in message.content %}
+      {{- '<start_of_image>' if part.type == 'image' else part.text | trim }}
+    {%- endfor %}
+  {%- endif %}
   {{- '<end_of_turn>\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"#;
@@ -133,8 +140,8 @@ impl ChatTemplate {
         &self.source
     }
 
-    /// Gemma 3's format, for files without a template. Renders text conversations like the official template;
-    /// roles must alternate, which this template checks more strictly.
+    /// Gemma 3's format, for files without a template. Renders conversations like the official template; roles must
+    /// alternate, which this template checks more strictly.
     pub fn gemma3() -> ChatTemplate {
         ChatTemplate::new(GEMMA3, "<bos>", "<end_of_turn>").expect("the built-in template compiles")
     }
@@ -166,6 +173,34 @@ impl ChatTemplate {
         tools: &[Tool],
         options: &PromptOptions,
     ) -> Result<Vec<u32>> {
+        Ok(self.encode_with_images(tokenizer, messages, tools, options, &[])?.concat())
+    }
+
+    /// [`ChatTemplate::encode_with_tools`] for messages with images. Returns the tokens before, between and after the
+    /// images: one piece more than images. `images_per_picture` has the number of images that each picture (each
+    /// [`Part::Image`](crate::Part::Image)) becomes, at least 1: itself and its crops.
+    pub fn encode_with_images(
+        &self,
+        tokenizer: &Tokenizer,
+        messages: &[Message],
+        tools: &[Tool],
+        options: &PromptOptions,
+        images_per_picture: &[usize],
+    ) -> Result<Vec<Vec<u32>>> {
+        let pictures: usize = messages.iter().map(Message::image_count).sum();
+        if pictures != images_per_picture.len() {
+            let given = images_per_picture.len();
+            return Err(Error::Rejected(format!(
+                "the messages have {pictures} images, but {given} were given"
+            )));
+        }
+        if pictures > 0 {
+            images::check_tokenizer(tokenizer)?;
+        }
+        let encode = |text: &str, mark: Option<char>| match images_per_picture {
+            [] => Ok(vec![tokenizer.encode_marked(text, mark)]),
+            counts => images::encode_expanded(tokenizer, text, mark, counts),
+        };
         let marks = Marks::new(tokenizer.controls(), &self.source, [&self.bos, &self.eos]);
         let mut needed = false;
         let mut used: HashSet<char> = self.source.chars().filter(|c| PRIVATE_USE.contains(c)).collect();
@@ -192,11 +227,18 @@ impl ChatTemplate {
         let render = |messages: &[Message], tools: &[Tool], variables: &Variables| {
             let tools = (!tools.is_empty()).then_some(&tools);
             let is_reply = options.end == PromptEnd::Reply;
-            let Some(end) = end else { return self.render_all(messages, is_reply, tools, variables) };
+            // Templates without images fail on a list of parts, each in its own way.
+            let unsupported = |error| match error {
+                Error::Template(_) if pictures > 0 => images::unsupported_template(),
+                error => error,
+            };
+            let Some(end) = end else {
+                return self.render_all(messages, is_reply, tools, variables).map_err(unsupported);
+            };
             let mut messages = messages.to_vec();
             let last = messages.last_mut().and_then(|message| message.content.as_mut());
             last.ok_or_else(|| Error::Rejected("the last message has no text to continue".into()))?.push(end);
-            let mut text = self.render_all(&messages, false, tools, variables)?;
+            let mut text = self.render_all(&messages, false, tools, variables).map_err(unsupported)?;
             let length = text.rfind(end).ok_or_else(|| {
                 Error::Rejected("the template leaves out the end of the last message".into())
             })?;
@@ -205,14 +247,14 @@ impl ChatTemplate {
             Ok(text.replace(end, ""))
         };
         if !needed {
-            return Ok(tokenizer.encode_prompt(&render(messages, tools, &options.variables)?));
+            return encode(&render(messages, tools, &options.variables)?, None);
         }
         let mark = unused()?;
         let mut insert_marks = |text: &str| marks.insert(text, mark);
         let messages: Vec<Message> = messages.iter().map(|message| message.map(&mut insert_marks)).collect();
         let tools: Vec<Tool> = tools.iter().map(|tool| tool.map(&mut insert_marks)).collect();
         let variables = map_variables(&options.variables, &mut insert_marks);
-        Ok(tokenizer.encode_marked(&render(&messages, &tools, &variables)?, Some(mark)))
+        encode(&render(&messages, &tools, &variables)?, Some(mark))
     }
 
     /// [`ChatTemplate::render`] with tool descriptions, which are serialised to JSON. Keys keep the order in
@@ -237,12 +279,13 @@ impl ChatTemplate {
         let calls: usize = messages.iter().map(|message| message.tool_calls.len()).sum();
         let mut input = 0;
         each_text(messages, &[], &mut |text| input += text.len());
-        let count = messages.len() + calls;
+        let parts = |message: &Message| message.content.as_ref().map_or(1, Content::part_count).max(1);
+        let count = messages.iter().map(parts).sum::<usize>() + calls;
         let mut messages = Cow::Borrowed(messages);
         let without_text = |message: &Message| message.content.is_none();
         if messages.iter().any(without_text) && *self.needs_text.get_or_init(|| turns::needs_text(self)) {
             for message in messages.to_mut().iter_mut().filter(|message| without_text(message)) {
-                message.content = Some(String::new());
+                message.content = Some("".into());
             }
         }
         let messages = match folds_results {

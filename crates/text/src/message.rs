@@ -1,16 +1,126 @@
 //! Messages and tools in the form that chat templates expect: OpenAI's, as adopted by Hugging Face.
 
+use std::borrow::Cow;
+
 use serde::Serialize;
-use serde::ser::{SerializeMap, Serializer};
+use serde::ser::{SerializeMap, SerializeSeq, Serializer};
 use serde_json::{Map, Value};
+
+/// The content of a message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// A text.
+    Text(String),
+    /// Texts and images, in order.
+    Parts(Vec<Part>),
+}
+
+/// A part of a message's content.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// A text.
+    Text(String),
+    /// The place of an image. The images themselves are passed to the model with the prompt.
+    Image,
+}
+
+impl Content {
+    /// The text, without images; texts of several parts are joined.
+    pub fn text(&self) -> Cow<'_, str> {
+        match self {
+            Content::Text(text) => Cow::Borrowed(text),
+            Content::Parts(parts) => {
+                let texts = parts.iter().map(|part| match part {
+                    Part::Text(text) => text.as_str(),
+                    Part::Image => "",
+                });
+                Cow::Owned(texts.collect())
+            }
+        }
+    }
+
+    /// Number of images.
+    pub fn image_count(&self) -> usize {
+        match self {
+            Content::Text(_) => 0,
+            Content::Parts(parts) => parts.iter().filter(|part| **part == Part::Image).count(),
+        }
+    }
+
+    /// Whether it has neither text nor images.
+    pub fn is_empty(&self) -> bool {
+        match self {
+            Content::Text(text) => text.is_empty(),
+            Content::Parts(parts) => {
+                parts.iter().all(|part| matches!(part, Part::Text(text) if text.is_empty()))
+            }
+        }
+    }
+
+    /// Number of parts, for limits on the work of a template.
+    pub(crate) fn part_count(&self) -> usize {
+        match self {
+            Content::Text(_) => 1,
+            Content::Parts(parts) => parts.len(),
+        }
+    }
+
+    /// Appends a character to the text.
+    pub(crate) fn push(&mut self, character: char) {
+        match self {
+            Content::Text(text) => text.push(character),
+            Content::Parts(parts) => match parts.last_mut() {
+                Some(Part::Text(text)) => text.push(character),
+                Some(Part::Image) | None => parts.push(Part::Text(character.into())),
+            },
+        }
+    }
+
+    fn map(&self, change: &mut dyn FnMut(&str) -> String) -> Content {
+        match self {
+            Content::Text(text) => Content::Text(change(text)),
+            Content::Parts(parts) => {
+                let part = |part: &Part| match part {
+                    Part::Text(text) => Part::Text(change(text)),
+                    Part::Image => Part::Image,
+                };
+                Content::Parts(parts.iter().map(part).collect())
+            }
+        }
+    }
+}
+
+impl From<String> for Content {
+    fn from(text: String) -> Content {
+        Content::Text(text)
+    }
+}
+
+impl From<&String> for Content {
+    fn from(text: &String) -> Content {
+        Content::Text(text.clone())
+    }
+}
+
+impl From<&str> for Content {
+    fn from(text: &str) -> Content {
+        Content::Text(text.to_owned())
+    }
+}
+
+impl From<Vec<Part>> for Content {
+    fn from(parts: Vec<Part>) -> Content {
+        Content::Parts(parts)
+    }
+}
 
 /// One message of a conversation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Message {
     /// The role: `system`, `user`, `assistant`, `tool`, or another that the template supports.
     pub role: String,
-    /// The text; `None` for an assistant message that only calls tools.
-    pub content: Option<String>,
+    /// Text and images; `None` for an assistant message that only calls tools.
+    pub content: Option<Content>,
     /// What the assistant thought before it answered.
     pub reasoning: Option<String>,
     /// Tool calls of the assistant.
@@ -47,14 +157,25 @@ pub struct Tool {
 }
 
 impl Message {
-    /// A text message.
-    pub fn new(role: impl Into<String>, content: impl Into<String>) -> Message {
+    /// A message with a text, or with parts.
+    pub fn new(role: impl Into<String>, content: impl Into<Content>) -> Message {
         Message { role: role.into(), content: Some(content.into()), ..Message::default() }
     }
 
     /// An assistant message with tool calls.
     pub fn with_tool_calls(content: Option<String>, tool_calls: Vec<ToolCall>) -> Message {
+        let content = content.map(Content::Text);
         Message { role: "assistant".to_owned(), content, tool_calls, ..Message::default() }
+    }
+
+    /// The text of the content, without images; empty without content.
+    pub fn text(&self) -> Cow<'_, str> {
+        self.content.as_ref().map_or(Cow::Borrowed(""), Content::text)
+    }
+
+    /// Number of images in the content.
+    pub fn image_count(&self) -> usize {
+        self.content.as_ref().map_or(0, Content::image_count)
     }
 
     /// Applies a function to every text except the role.
@@ -67,7 +188,7 @@ impl Message {
         let tool_calls = self.tool_calls.iter().map(&mut call).collect();
         Message {
             role: self.role.clone(),
-            content: self.content.as_deref().map(&mut *change),
+            content: self.content.as_ref().map(|content| content.map(change)),
             reasoning: self.reasoning.as_deref().map(&mut *change),
             tool_calls,
             tool_call_id: self.tool_call_id.as_deref().map(&mut *change),
@@ -110,6 +231,33 @@ struct Function<'a> {
     parameters: Option<&'a Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
     arguments: Option<&'a Value>,
+}
+
+/// A part as templates expect it.
+#[derive(Serialize)]
+#[serde(tag = "type", rename_all = "lowercase")]
+enum TemplatePart<'a> {
+    Text { text: &'a str },
+    Image,
+}
+
+/// A list of parts if there is an image; otherwise a string, since many templates know no lists.
+impl Serialize for Content {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Content::Parts(parts) if self.image_count() > 0 => {
+                let mut list = serializer.serialize_seq(Some(parts.len()))?;
+                for part in parts {
+                    list.serialize_element(&match part {
+                        Part::Text(text) => TemplatePart::Text { text },
+                        Part::Image => TemplatePart::Image,
+                    })?;
+                }
+                list.end()
+            }
+            Content::Text(_) | Content::Parts(_) => serializer.serialize_str(&self.text()),
+        }
+    }
 }
 
 impl Serialize for Message {

@@ -127,6 +127,13 @@ impl Tokenizer {
         ids
     }
 
+    /// [`encode_marked`](Self::encode_marked) for text that follows an image: without a beginning-of-text token.
+    pub(crate) fn encode_marked_rest(&self, text: &str, mark: Option<char>) -> Vec<u32> {
+        let mut ids = Vec::new();
+        self.encode_into(text, EncodeSpecial::Parse, mark, true, &mut ids);
+        ids
+    }
+
     /// `after_text`: whether the text continues other text.
     fn encode_into(
         &self,

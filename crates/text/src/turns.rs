@@ -56,7 +56,7 @@ pub(crate) fn fold_results(messages: &[Message]) -> Vec<Value> {
         let calls = folded.last_mut().filter(|last| last.get("tool_calls").is_some());
         match calls {
             Some(Value::Object(calls)) if message.role == "tool" => {
-                let content = message.content.as_deref().unwrap_or_default();
+                let content = &*message.text();
                 // An object is shown as one, anything else as text.
                 let response = serde_json::from_str(content).ok().filter(Value::is_object);
                 let mut entry = Map::new();

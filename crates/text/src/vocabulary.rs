@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use crate::error::{Result, invalid};
 use crate::fim::{FimIds, FimTokens};
+use crate::images;
 use crate::merge::rank_of_score;
 use crate::pieces::{Class, Pieces};
 use crate::pretokens::Pretokens;
@@ -126,6 +127,8 @@ impl Vocabulary {
             Some(4) if self.kind == VocabularyKind::Gemma4 && is_delimiter(&self.tokens[id]) => {
                 Class::Control
             }
+            // Some files mark these as text, too.
+            Some(1 | 4) if images::is_delimiter(&self.tokens[id]) => Class::Control,
             Some(&number) => Class::from_gguf(number),
             None if is_stop_token_name(&self.tokens[id]) => Class::Control,
             None if has_role() => Class::Control,

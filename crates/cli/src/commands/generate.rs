@@ -9,17 +9,21 @@ use std::{
 
 use anyhow::{Context, bail};
 use clap::Args;
-use indrik::{Completion, FinishReason, GenerateOptions, GenerationEvent, ModelFiles, Prompt};
+use indrik::{Completion, FinishReason, GenerateOptions, GenerationEvent, ModelFiles, Prompt, PromptImage};
 use model::Sampling;
 use serde_json::json;
 use text::StopMatcher;
 
-use crate::{energy::PowerProbe, loading::ModelArguments, output, sampling::SamplingArguments, speed::Speed};
+use crate::{
+    energy::PowerProbe, images::ImageArguments, loading::ModelArguments, output, sampling::SamplingArguments,
+    speed::Speed,
+};
 
 /// Complete a text and print the measured speed
 #[derive(Args)]
 #[command(after_help = "Examples:\n  indrik generate -m gemma3:270m -p \"The mitochondria is\"\n  \
                         indrik generate -m gemma-3-1b-it.gguf -p \"Once upon a time\" -n 200 -t 0.8 --seed 7\n  \
+                        indrik generate -m gemma3:4b --image photo.jpg -p \"The picture shows\"\n  \
                         echo \"The capital of France is\" | indrik generate -m gemma3:270m --json")]
 pub struct Arguments {
     #[command(flatten)]
@@ -28,8 +32,10 @@ pub struct Arguments {
     #[arg(short, long, value_name = "TEXT", conflicts_with = "ids")]
     prompt: Option<String>,
     /// Prompt as token ids, used as they are, as in 2,818,66673
-    #[arg(long, value_delimiter = ',', value_name = "IDS")]
+    #[arg(long, value_delimiter = ',', value_name = "IDS", conflicts_with = "image")]
     ids: Option<Vec<u32>>,
+    #[command(flatten)]
+    images: ImageArguments,
     /// Maximum number of tokens to generate
     #[arg(short, long = "tokens", value_name = "N", default_value_t = 128,
           value_parser = clap::value_parser!(u32).range(1..))]
@@ -64,9 +70,12 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if language.is_none() && !arguments.stop.is_empty() {
         bail!("--stop needs a tokenizer, and {} has none", files.path().display());
     }
-    let prompt = match (&arguments.ids, &language) {
-        (Some(ids), _) => ids.clone(),
-        (None, Some(language)) => language.tokenizer.encode_prompt(&prompt_text(arguments)?),
+    let (prompt, images) = match (&arguments.ids, &language) {
+        (Some(ids), _) => (ids.clone(), vec![]),
+        (None, Some(language)) => {
+            let images = arguments.images.read(language)?;
+            (PromptImage::encode_prompt(language, &prompt_text(arguments)?, &images)?, images)
+        }
         (None, None) => unreachable!("without ids there is a tokenizer or an error"),
     };
     check(&files, arguments, &prompt)?;
@@ -89,7 +98,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     };
     let power = PowerProbe::start(&model.load_report().device);
     let mut decode = None;
-    let mut generation = model.generate(Prompt::Ids(prompt.clone()), options)?;
+    let mut generation = model.generate(Prompt::IdsWithImages { ids: prompt.clone(), images }, options)?;
     let control = output::control();
     let mut progress = output::Progress::new();
     loop {
@@ -160,7 +169,10 @@ fn check(files: &ModelFiles, arguments: &Arguments, prompt: &[u32]) -> anyhow::R
         return Err(model::Error::EmptyPrompt.into());
     }
     let context_length = arguments.context.unwrap_or(config.max_positions);
-    Ok(model::check_tokens(config, 0, prompt, context_length)?)
+    // Image tokens are not in the vocabulary.
+    let as_text = |token: &u32| if model::is_image_token(*token) { 0 } else { *token };
+    let as_text: Vec<u32> = prompt.iter().map(as_text).collect();
+    Ok(model::check_tokens(config, 0, &as_text, context_length)?)
 }
 
 fn prompt_text(arguments: &Arguments) -> anyhow::Result<String> {

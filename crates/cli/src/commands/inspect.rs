@@ -181,11 +181,23 @@ fn summary(checkpoint: &Checkpoint, parameters: u64) -> anyhow::Result<String> {
         window.map_or_else(|| "none".to_string(), |window| window.to_string()),
         config.vocab
     );
-    if !checkpoint.inventory.images.is_empty() {
-        text += &format!(
-            "   images   {} tensors of the image encoder, not used\n",
-            checkpoint.inventory.images.len()
-        );
+    match checkpoint.vision() {
+        Ok(Some(vision)) => {
+            let config = &vision.config;
+            text += &format!(
+                "   images   {0} × {0} pixels, {1} tokens each: {2} layers of width {3}\n",
+                config.image_size,
+                config.soft_tokens(),
+                config.layers,
+                config.hidden
+            );
+        }
+        Ok(None) if checkpoint.inventory.images.is_empty() => {}
+        Ok(None) => {
+            let tensors = checkpoint.inventory.images.len();
+            text += &format!("   images   {tensors} tensors of the image encoder, not used\n");
+        }
+        Err(error) => text += &format!("   images   none, since the image encoder cannot be used: {error}\n"),
     }
     Ok(text + "\n")
 }

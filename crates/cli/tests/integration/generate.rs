@@ -417,11 +417,52 @@ fn errors_are_reported_before_the_model_is_loaded() {
 }
 
 #[test]
+fn images_are_read_before_the_model_is_loaded() {
+    let dir = tempfile::tempdir().unwrap();
+    let damaged = dir.path().join("damaged.png");
+    std::fs::write(&damaged, b"\x89PNG\r\n\x1a\n").unwrap();
+    let damaged = damaged.to_str().unwrap();
+    let vision = fixture("gemma3_vision_gguf/model.gguf").display().to_string();
+    let device = ["--device", "no-such-device"];
+    for command in ["generate", "chat"] {
+        let fails = |model: &str, image: &str| {
+            let arguments = [command, "-m", model, "-p", "x", "--image", image];
+            error_line(&mut indrik(&[&arguments[..], &device].concat()))
+        };
+        let text = fails(&tiny(), damaged);
+        assert!(text.contains("images cannot be used: the model has no image encoder"), "{text}");
+        assert!(fails(&vision, damaged).contains(&format!("cannot read the image {damaged}: ")));
+        assert!(fails(&vision, "no-such-image.png").contains("cannot read the image no-such-image.png: "));
+        assert!(fails(&vision, "/dev/zero").contains("it is not a file"));
+    }
+}
+
+#[test]
+fn errors_of_images_stay_in_the_chat() {
+    if !has_device() {
+        return;
+    }
+    let tiny = tiny();
+    let arguments = ["chat", "-m", &tiny, "-c", "64", "-n", "2", "-t", "0"];
+    let mut command = indrik(&arguments);
+    let mut child =
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(b"/image no-such-image.png\n/image\nthe cat\n").unwrap();
+    let output = child.wait_with_output().unwrap();
+    let text = stderr(&output);
+    assert!(output.status.success(), "{text}");
+    assert!(text.contains("images cannot be used: the model has no image encoder"), "{text}");
+    assert!(text.contains("/image needs a file name"), "{text}");
+    assert!(!stdout(&output).trim().is_empty(), "no reply: {text}");
+}
+
+#[test]
 fn wrong_usage_exits_with_2() {
     let tiny = tiny();
     for arguments in [
         &["generate", "-p", "x"][..],
         &["generate", "-m", &tiny, "-p", "x", "--ids", "1"],
+        &["generate", "-m", &tiny, "--image", "x.png", "--ids", "1"],
         &["generate", "-m", &tiny, "--ids", "1,x"],
         &["generate", "-m", &tiny, "--ids", "-1"],
         &["generate", "-m", &tiny, "-p", "x", "-n", "0"],

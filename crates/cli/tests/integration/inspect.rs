@@ -37,6 +37,14 @@ fn layers_that_differ_are_described() {
 }
 
 #[test]
+fn image_encoders_are_described() {
+    let file =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures/gemma3_vision_gguf/model.gguf");
+    let text = stdout(&indrik(&["inspect", file.to_str().unwrap()]).output().unwrap());
+    assert!(text.contains("images   16 × 16 pixels, 4 tokens each: 2 layers of width 32"), "{text}");
+}
+
+#[test]
 fn inspect_works_without_a_gpu() {
     let folder = fixture("text");
     let missing = "/nonexistent/driver.json";

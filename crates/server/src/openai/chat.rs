@@ -3,11 +3,14 @@
 use std::collections::HashMap;
 
 use serde::Deserialize;
-use serde::de::{self, Deserializer, SeqAccess, Visitor};
+use serde::de::{self, Deserializer, IgnoredAny, SeqAccess, Visitor};
 use serde_json::Value;
-use text::{Message, PromptEnd, PromptOptions, TEMPLATE_VARIABLES, Variables, set_thinking};
+use text::{Message, Part, PromptEnd, PromptOptions, TEMPLATE_VARIABLES, Variables, set_thinking};
 use utoipa::ToSchema;
 
+use super::image_url::IMAGE_URL;
+#[allow(unused_imports, reason = "used by the OpenAPI document only")]
+use super::image_url::ImageUrlSchema;
 use super::logprobs::MAX_CHAT_LOGPROBS;
 use super::parse::require_unset;
 #[allow(unused_imports, reason = "used by the OpenAPI document only")]
@@ -95,16 +98,22 @@ enum ContentSchema {
 /// A part of a message's content.
 #[derive(Deserialize, ToSchema)]
 struct ContentPart {
-    /// Only "text" is supported.
+    /// "text", or "image_url" in messages of the user if the model takes images.
     r#type: String,
     /// Text of the part.
     text: Option<String>,
+    /// The image of the part.
+    // Images have been taken out of the body before it is parsed.
+    #[schema(value_type = Option<ImageUrlSchema>)]
+    #[allow(dead_code, reason = "describes the schema; images are parsed elsewhere")]
+    image_url: Option<IgnoredAny>,
 }
 
-/// A message's content: a string, or parts that are joined.
+/// A message's content: a string, or parts. Parts without images are joined.
 #[derive(Debug)]
 enum Content {
     Text(String),
+    Parts(Vec<Part>),
     /// The part at `index` has a type other than text.
     UnsupportedPart {
         index: usize,
@@ -136,15 +145,20 @@ impl<'de> Deserialize<'de> for Content {
 
             fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Content, A::Error> {
                 let parts = Vec::<ContentPart>::deserialize(de::value::SeqAccessDeserializer::new(seq))?;
-                let mut joined = String::new();
+                let mut content = Vec::with_capacity(parts.len());
                 for (index, part) in parts.into_iter().enumerate() {
-                    match (part.r#type.as_str(), part.text) {
-                        ("text", Some(text)) => joined.push_str(&text),
+                    content.push(match (part.r#type.as_str(), part.text) {
+                        ("text", Some(text)) => Part::Text(text),
                         ("text", None) => return Ok(Content::MissingText { index }),
+                        (IMAGE_URL, _) => Part::Image,
                         _ => return Ok(Content::UnsupportedPart { index, r#type: part.r#type }),
-                    }
+                    });
                 }
-                Ok(Content::Text(joined))
+                let content = text::Content::Parts(content);
+                Ok(match (content.image_count(), content) {
+                    (1.., text::Content::Parts(parts)) => Content::Parts(parts),
+                    (_, content) => Content::Text(content.text().into_owned()),
+                })
             }
         }
         deserializer.deserialize_any(ContentVisitor)
@@ -258,7 +272,8 @@ impl RequestMessage {
             return Err(Error::missing_field(path("tool_call_id")));
         }
         let content = match self.content {
-            Some(Content::Text(content)) => Some(content),
+            Some(Content::Text(content)) => Some(content.into()),
+            Some(Content::Parts(parts)) => Some(parts.into()),
             Some(Content::UnsupportedPart { index, r#type }) => {
                 let field = path(&format!("content[{index}].type"));
                 return Err(Error::unsupported(field, format!("{type:?}")));

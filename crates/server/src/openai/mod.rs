@@ -8,6 +8,7 @@
 pub(crate) mod chat;
 pub(crate) mod completions;
 pub(crate) mod format;
+mod image_url;
 pub(crate) mod logprobs;
 pub(crate) mod options;
 mod parse;
@@ -19,6 +20,7 @@ mod unsupported;
 pub(crate) use chat::ChatRequest;
 pub(crate) use completions::{CompletionRequest, Prompt};
 pub(crate) use format::{Constraint, ConstraintKind};
+pub(crate) use image_url::{ImageSource, ImageUrl, decode_data, take_images};
 pub(crate) use logprobs::{ChatLogprobs, TextLogprobs};
 pub(crate) use options::{MAX_BIASES, Options};
 pub(crate) use parse::{parse, parse_json};

@@ -28,11 +28,20 @@ pub(crate) struct ModelInfo {
     object: &'static str,
     created: u64,
     owned_by: &'static str,
+    /// What the model takes, as OpenRouter lists it.
+    input_modalities: Vec<&'static str>,
 }
 
 impl ModelInfo {
     pub(crate) fn new(model: &Model) -> ModelInfo {
-        ModelInfo { id: model.id.clone(), object: "model", created: model.created, owned_by: "indrik" }
+        let image = model.images.is_ok().then_some("image");
+        ModelInfo {
+            id: model.id.clone(),
+            object: "model",
+            created: model.created,
+            owned_by: "indrik",
+            input_modalities: ["text"].into_iter().chain(image).collect(),
+        }
     }
 }
 

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use engine::{
-    Capacity, Event, EventStream, FinishReason, Pages, RecentStats, Request, RequestError, Sampling, Status,
-    SubmitError, Token, Usage, testing,
+    Capacity, Event, EventStream, FinishReason, ImageProcessor, Pages, RecentStats, Request, RequestError,
+    Sampling, Status, SubmitError, Token, Usage, testing,
 };
 use futures_util::future::{BoxFuture, FutureExt};
 use serde_json::{Value, json};
@@ -78,6 +78,24 @@ pub fn vocabulary() -> Vocabulary {
     (vocabulary.unknown, vocabulary.bos, vocabulary.eos) = (Some(0), Some(1), Some(2));
     vocabulary.add_bos = true;
     vocabulary
+}
+
+/// A processor for images of 28 × 28 pixels, with four soft tokens.
+pub fn image_processor() -> ImageProcessor {
+    ImageProcessor::new(&checkpoint::VisionConfig {
+        image_size: 28,
+        patch_size: 7,
+        hidden: 8,
+        intermediate: 8,
+        layers: 1,
+        heads: 1,
+        layer_norm_eps: 1e-6,
+        soft_tokens_per_side: 2,
+        text_hidden: 8,
+        soft_norm_eps: 1e-6,
+        image_mean: [0.5; 3],
+        image_std: [0.5; 3],
+    })
 }
 
 /// A generator that follows a script.
@@ -335,6 +353,28 @@ impl Fixture {
         config: Config,
         template: Option<ChatTemplate>,
     ) -> Fixture {
+        let images = Err("the model has no image encoder".to_owned());
+        Fixture::start_with_images(mock, generator, tokenizer, config, template, images)
+    }
+
+    /// With a model that takes images: of 28 × 28 pixels, with four soft tokens.
+    pub fn with_images(mock: Mock, config: Config, pan_and_scan: bool) -> Fixture {
+        let mock = Arc::new(mock);
+        let tokenizer = tokenizer_with(&["<start_of_image>", "<end_of_image>"]);
+        let processor = image_processor();
+        let processor = if pan_and_scan { processor.with_pan_and_scan() } else { processor };
+        let template = Some(ChatTemplate::gemma3());
+        Fixture::start_with_images(mock.clone(), mock, tokenizer, config, template, Ok(processor))
+    }
+
+    fn start_with_images(
+        mock: Arc<Mock>,
+        generator: Arc<dyn Generator>,
+        tokenizer: Tokenizer,
+        config: Config,
+        template: Option<ChatTemplate>,
+        images: Result<ImageProcessor, String>,
+    ) -> Fixture {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let model = Model {
@@ -345,6 +385,7 @@ impl Fixture {
             stop_token_ids: tokenizer.stop_token_ids().to_vec(),
             tokenizer,
             chat_template: template,
+            images,
             sampling: Sampling { temperature: 1.0, ..Sampling::default() },
         };
         let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));

@@ -119,13 +119,13 @@ fn errors_name_the_invalid_field() {
 #[test]
 fn unsupported_features_are_rejected_and_not_ignored() {
     let server = Fixture::new();
-    let image = json!([{ "type": "image_url", "image_url": { "url": "x" } }]);
+    let audio = json!([{ "type": "input_audio", "input_audio": { "data": "x" } }]);
     for (more, field) in [
         (json!({ "functions": [{}] }), "functions"),
         (json!({ "function_call": "auto" }), "function_call"),
         (json!({ "modalities": ["text", "audio"] }), "modalities"),
         (json!({ "messages": [{ "role": "function", "content": "x" }] }), "messages[0].role"),
-        (json!({ "messages": [{ "role": "user", "content": image }] }), "messages[0].content[0].type"),
+        (json!({ "messages": [{ "role": "user", "content": audio }] }), "messages[0].content[0].type"),
     ] {
         let (message, param) = server.post(CHAT, &chat(more.clone())).error(400, "unsupported_parameter");
         assert_eq!(param, field, "{message}");

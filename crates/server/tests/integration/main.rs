@@ -7,6 +7,7 @@ mod completions;
 mod dashboard;
 mod formats;
 mod hostile;
+mod images;
 mod limits;
 mod logprobs;
 mod observe;

@@ -8,6 +8,7 @@ mod common;
 mod gemma;
 mod gemma4;
 mod hostile;
+mod images;
 mod marks;
 mod sentencepiece;
 mod stop;

@@ -158,7 +158,7 @@ fn text_of_tools_never_becomes_control_tokens() {
         let call = |arguments| ToolCall { id: text.to_owned(), name: "f".to_owned(), arguments };
         let result = Message {
             role: "tool".into(),
-            content: Some(text.to_owned()),
+            content: Some(text.into()),
             tool_call_id: Some(text.to_owned()),
             name: Some("f".to_owned()),
             ..Message::default()

@@ -18,6 +18,8 @@ pub enum Command {
         replace: bool,
     },
     Load(PathBuf),
+    /// Attaches an image to the next message.
+    Image(PathBuf),
     /// Without a name, lists the store.
     Model(Option<String>),
     Quit,
@@ -30,6 +32,7 @@ const COMMANDS: &[(&[&str], &str, &str)] = &[
     (&["/edit"], "[TEXT]", "change the last message and send it again; with TEXT, send TEXT instead"),
     (&["/save", "/save!"], "FILE", "write the conversation to a JSON file; /save! replaces an existing one"),
     (&["/load"], "FILE", "continue a conversation from a JSON file"),
+    (&["/image"], "FILE", "attach an image to the next message, if the model takes images"),
     (&["/model"], "[NAME]", "switch to another model and keep the conversation; without NAME, list them"),
     (&["/stats"], "", "speed of the last reply, and how full the context is"),
     (&["/clear"], "", "start a new conversation; the system message stays"),
@@ -73,7 +76,10 @@ pub fn parse(line: &str) -> Result<Command, String> {
     let text = || Some(rest.to_owned()).filter(|text| !text.is_empty());
     let path = || match text() {
         Some(text) => Ok(expand_home(&text)),
-        None => Err(format!("{name} needs a file name, as in {name} chat.json")),
+        None => {
+            let example = if name == "/image" { "photo.jpg" } else { "chat.json" };
+            Err(format!("{name} needs a file name, as in {name} {example}"))
+        }
     };
     Ok(match name {
         "/help" | "/?" => Command::Help,
@@ -85,6 +91,7 @@ pub fn parse(line: &str) -> Result<Command, String> {
         "/edit" => Command::Edit(text()),
         "/save" | "/save!" => Command::Save { path: path()?, replace: name.ends_with('!') },
         "/load" => Command::Load(path()?),
+        "/image" => Command::Image(path()?),
         "/model" => Command::Model(text()),
         _ => return Err(unknown(name)),
     })
@@ -127,6 +134,8 @@ mod tests {
         assert_eq!(parse("/save a b.json"), Ok(Command::Save { path: "a b.json".into(), replace: false }));
         assert_eq!(parse("/save! x"), Ok(Command::Save { path: "x".into(), replace: true }));
         assert!(parse("/load").unwrap_err().contains("needs a file name"));
+        assert_eq!(parse("/image a b.png"), Ok(Command::Image("a b.png".into())));
+        assert!(parse("/image").unwrap_err().ends_with("as in /image photo.jpg"));
         assert_eq!(parse("/edit one\ntwo"), Ok(Command::Edit(Some("one\ntwo".into()))));
     }
 

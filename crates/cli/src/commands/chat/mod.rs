@@ -17,7 +17,8 @@ use std::{path::Path, process::ExitCode, sync::atomic::Ordering};
 use clap::{Args, builder::BoolishValueParser};
 
 use crate::{
-    loading::LoadArguments, output, pick::pick_model, render, sampling::SamplingArguments, think::Think,
+    images::ImageArguments, loading::LoadArguments, output, pick::pick_model, render,
+    sampling::SamplingArguments, think::Think,
 };
 use command::Command;
 use input::Input;
@@ -28,7 +29,8 @@ use transcript::Transcript;
 #[derive(Args)]
 #[command(after_help = "Examples: indrik chat\n          indrik chat -m smollm2\n          \
                         indrik chat -m smollm2 -p \"What is the capital of France?\"\n          \
-                        indrik chat -m smollm2 -s \"Reply in French.\" -c 4096\n\n\
+                        indrik chat -m smollm2 -s \"Reply in French.\" -c 4096\n          \
+                        indrik chat -m gemma3:4b --image photo.jpg -p \"What is this?\"\n\n\
                         In the chat: /help lists the commands, Ctrl-C cancels a reply, Ctrl-D quits.\n\
                         On a terminal, replies are wrapped and their Markdown is styled; NO_COLOR=1 or CLICOLOR=0 \
                         switches styles off. In a pipe, replies are plain text and every line of the input is a message.")]
@@ -49,6 +51,8 @@ pub struct ChatArguments {
     /// Send this message, print the reply and exit
     #[arg(short, long, value_name = "TEXT", value_parser = message)]
     pub prompt: Option<String>,
+    #[command(flatten)]
+    images: ImageArguments,
     /// System message
     #[arg(short, long, value_name = "TEXT")]
     system: Option<String>,
@@ -82,7 +86,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 
 /// Chats with a model, given as `-m` takes it.
 pub fn chat(model: &str, arguments: &ChatArguments) -> anyhow::Result<ExitCode> {
-    let mut session = Candidate::open(model, arguments)?.load(arguments)?;
+    let candidate = Candidate::open(model, arguments)?;
+    let images = arguments.images.read(candidate.language())?;
+    let mut session = candidate.load(arguments)?;
+    images.into_iter().for_each(|image| session.attach(image));
     session.set_system(arguments.system.clone());
     if let Some(text) = &arguments.prompt {
         session.send(text)?;
@@ -144,6 +151,7 @@ fn execute(session: &mut Session, input: &mut Input, command: Command) -> anyhow
         Command::Edit(text) => edit(session, input, text)?,
         Command::Save { path, replace } => save(session, &path, replace)?,
         Command::Load(path) => load(session, &path)?,
+        Command::Image(path) => attach(session, &path)?,
         Command::Model(_) => note_part!("{}", models::list(session.argument())?),
         Command::Quit => {}
     }
@@ -169,7 +177,7 @@ fn edit(session: &mut Session, input: &mut Input, text: Option<String>) -> anyho
     };
     let text = match text {
         Some(text) => Some(text),
-        None if input.is_terminal() => input.edit(last)?,
+        None if input.is_terminal() => input.edit(&last)?,
         None => {
             note!("Without a terminal, /edit needs the new text, as in /edit TEXT.");
             return Ok(());
@@ -192,7 +200,8 @@ fn save(session: &Session, path: &Path, replace: bool) -> anyhow::Result<()> {
     }
     let replaced = transcript.save(path, session.name(), replace)?;
     let note = if replaced { ", replacing the old file" } else { "" };
-    note!("Saved {} messages to {}{note}.", transcript.messages.len(), path.display());
+    let images = if session.has_images() { " Images are not saved." } else { "" };
+    note!("Saved {} messages to {}{note}.{images}", transcript.messages.len(), path.display());
     Ok(())
 }
 
@@ -202,6 +211,20 @@ fn load(session: &mut Session, path: &Path) -> anyhow::Result<()> {
     session.restore(transcript);
     note!("Loaded {count} messages from {}, in place of the conversation so far.", path.display());
     session.print_last_exchange()
+}
+
+/// Attaches an image to the next message.
+fn attach(session: &mut Session, path: &Path) -> anyhow::Result<()> {
+    let image = session.read_image(path)?;
+    let crops = match image.crops() {
+        0 => String::new(),
+        crops => format!(" and {crops} crops"),
+    };
+    let (width, height, tokens) = (image.width(), image.height(), image.tokens());
+    let name = store::printable(path.display().to_string());
+    session.attach(image);
+    note!("{name}: {width} × {height} pixels{crops}, {tokens} tokens. It goes with the next message.");
+    Ok(())
 }
 
 /// Saves a conversation that has no model any more beside the history, which only its owner may read, and says where.
@@ -229,6 +252,9 @@ fn switch(session: Session, name: &str, arguments: &ChatArguments) -> anyhow::Re
         }
     };
     let (transcript, previous) = (session.transcript(), session.argument().to_owned());
+    if session.has_images() {
+        note!("(the images of the conversation are dropped: each model encodes them in its own way)");
+    }
     let control = output::control();
     control.cancel.store(false, Ordering::Relaxed);
     // Two models may not fit into memory.

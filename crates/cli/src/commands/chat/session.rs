@@ -4,12 +4,14 @@ use std::{io::IsTerminal, path::Path, sync::atomic::Ordering, time::Duration};
 
 use anyhow::Context;
 use indrik::{
-    Chat, ChatReply, FinishReason, Message, Model, ModelFiles, Reply, ReplyEvent, Sampling, Timings,
+    Chat, ChatReply, FinishReason, Language, Message, Model, ModelFiles, PromptImage, Reply, ReplyEvent,
+    Sampling, Timings,
 };
 
 use super::{ChatArguments, transcript::Transcript};
 use crate::{
     energy::{PowerInterval, PowerProbe},
+    images,
     loading::ModelArguments,
     output,
     render::{self, Printer, ThinkingPrinter},
@@ -34,7 +36,7 @@ pub struct Candidate {
     files: ModelFiles,
     sampling: Sampling,
     context_length: u32,
-    own_template: bool,
+    language: Language,
 }
 
 impl Candidate {
@@ -50,19 +52,23 @@ impl Candidate {
             Some(context) => files.check_context_length(context as usize)?,
             None => files.default_context_length(),
         };
-        let own_template = language.own_template;
-        Ok(Self { argument: argument.to_string(), model, files, sampling, context_length, own_template })
+        Ok(Self { argument: argument.to_string(), model, files, sampling, context_length, language })
+    }
+
+    /// The tokenizer, the chat template, and how the model takes images.
+    pub fn language(&self) -> &Language {
+        &self.language
     }
 
     /// Loads the model, with progress on the terminal.
     pub fn load(self, arguments: &ChatArguments) -> anyhow::Result<Session> {
-        let Self { argument, model, files, sampling, context_length, own_template } = self;
+        let Self { argument, model, files, sampling, context_length, language } = self;
         let (model, _) = model.load(&files, context_length, FIRST_PROMPT_TOKENS, &sampling)?;
         let commands = if arguments.prompt.is_some() { "" } else { " /help lists the commands." };
         let name = display_name(&argument);
         let device = &model.load_report().device.name;
         render::note(&format!("{name} on {device}, context length {context_length}.{commands}"), 0);
-        if !own_template {
+        if !language.own_template {
             render::note(
                 "This model has no chat template and may not be trained to chat; using its family's template.",
                 0,
@@ -73,7 +79,9 @@ impl Candidate {
         chat.options.max_tokens = arguments.n;
         chat.thinking = arguments.think.setting();
         let power = PowerProbe::start(&model.load_report().device);
-        Ok(Session { argument, name, chat, model, context_length, power, last: None })
+        let pan_and_scan = arguments.images.pan_and_scan;
+        let (attached, last) = (vec![], None);
+        Ok(Session { argument, name, chat, model, context_length, power, pan_and_scan, attached, last })
     }
 }
 
@@ -99,6 +107,9 @@ pub struct Session {
     model: Model,
     context_length: u32,
     power: PowerProbe,
+    pan_and_scan: bool,
+    /// Images for the next message.
+    attached: Vec<PromptImage>,
     last: Option<LastReply>,
 }
 
@@ -113,9 +124,29 @@ impl Session {
         &self.name
     }
 
-    /// The conversation so far.
+    /// Reads an image for this model.
+    pub fn read_image(&self, path: &Path) -> anyhow::Result<PromptImage> {
+        Ok(images::reader(&*self.model.language()?, self.pan_and_scan)?.read(path)?)
+    }
+
+    /// Adds an image to the next message.
+    pub fn attach(&mut self, image: PromptImage) {
+        self.attached.push(image);
+    }
+
+    /// Whether the conversation or the next message has images.
+    pub fn has_images(&self) -> bool {
+        !self.attached.is_empty() || !self.chat.images_from(0).is_empty()
+    }
+
+    /// The conversation so far, without images.
     pub fn transcript(&self) -> Transcript {
-        Transcript { system: self.chat.system.clone(), messages: self.chat.messages().to_vec() }
+        let without_images = |message: &Message| Message {
+            content: message.content.as_ref().map(|content| content.text().into_owned().into()),
+            ..message.clone()
+        };
+        let messages = self.chat.messages().iter().map(without_images).collect();
+        Transcript { system: self.chat.system.clone(), messages }
     }
 
     /// Replaces the conversation.
@@ -142,9 +173,9 @@ impl Session {
     }
 
     /// Text of the last message of a role.
-    pub fn last_message(&self, role: &str) -> Option<&str> {
+    pub fn last_message(&self, role: &str) -> Option<String> {
         let message = self.chat.messages().iter().rev().find(|message| message.role == role)?;
-        message.content.as_deref()
+        message.content.as_ref().map(|content| content.text().into_owned())
     }
 
     /// Whether the same prompt always has the same reply.
@@ -154,15 +185,21 @@ impl Session {
 
     /// Sends a message and prints the reply as it is generated.
     pub fn send(&mut self, text: &str) -> anyhow::Result<()> {
-        self.print_reply(|chat| chat.send(text))?;
-        Ok(())
+        let images = std::mem::take(&mut self.attached);
+        let sent = self.print_reply(|chat| chat.send_with_images(text, images.clone()));
+        if sent.is_err() {
+            // For another attempt.
+            self.attached = images;
+        }
+        sent.map(|_| ())
     }
 
-    /// Sends a text in place of the last message.
+    /// Sends a text in place of the last message, with the same images and those that were attached since.
     pub fn send_instead(&mut self, text: &str) -> anyhow::Result<()> {
         let messages = self.chat.messages();
         let last = messages.iter().rposition(|message| message.role == "user").unwrap_or(messages.len());
-        self.replace_from(last, |chat| chat.send(text))
+        let images = [self.chat.images_from(last), &std::mem::take(&mut self.attached)].concat();
+        self.replace_from(last, |chat| chat.send_with_images(text, images))
     }
 
     /// Generates another reply in place of the last one.
@@ -183,10 +220,14 @@ impl Session {
         request: impl FnOnce(&mut Chat) -> indrik::Result<Reply<'_>>,
     ) -> anyhow::Result<()> {
         let replaced: Vec<Message> = self.chat.messages()[start..].to_vec();
+        let mut images = self.chat.images_from(start).to_vec();
         self.chat.truncate(start);
         let replied = self.print_reply(request);
         if !matches!(replied, Ok(true)) {
-            replaced.into_iter().for_each(|message| self.chat.push(message));
+            for message in replaced {
+                let own = images.drain(..message.image_count()).collect();
+                self.chat.push_with_images(message, own)?;
+            }
         }
         replied.map(|_| ())
     }
@@ -240,7 +281,7 @@ impl Session {
         let ChatReply { message, finish_reason, timings, ids } = reply.finish()?;
         thinking_printer.take().map_or(Ok(()), ThinkingPrinter::finish)?;
         printer.finish()?;
-        let has_text = message.content.is_some_and(|text| !text.is_empty());
+        let has_text = !message.text().is_empty();
         match finish_reason {
             FinishReason::Cancelled if !has_text => note!("(cancelled before the reply began)"),
             FinishReason::Cancelled => note!("(cancelled)"),
@@ -264,7 +305,7 @@ impl Session {
             if message.role == "user" {
                 printer.push("> ")?;
             }
-            printer.push(message.content.as_deref().unwrap_or_default())?;
+            printer.push(&message.text())?;
             printer.finish()?;
         }
         Ok(())

@@ -52,7 +52,7 @@ pub struct Arguments {
     /// Name in the store
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
-    /// Also download the image encoder (mmproj), for use with other programs: images are not supported yet
+    /// Also download the image encoder (mmproj), so that the model takes images
     #[arg(long)]
     mmproj: bool,
     /// Show what would be downloaded; read headers only

@@ -80,9 +80,8 @@ impl Selection {
             && let Some(encoder) = image_encoders.first()
         {
             let size = format_bytes(encoder.bytes);
-            text += &format!(
-                "\nImages are not supported yet; --mmproj also downloads the image encoder ({size}).\n"
-            );
+            text +=
+                &format!("\nTo use images, add --mmproj: it also downloads the image encoder ({size}).\n");
         }
         text
     }

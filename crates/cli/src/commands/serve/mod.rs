@@ -29,6 +29,7 @@ use std::{
 use anyhow::Context;
 use clap::{ArgMatches, Args};
 use indrik::{ModelFiles, Options};
+use model::ImageProcessor;
 use server::{EngineSlot, Server};
 
 use crate::{
@@ -68,7 +69,7 @@ pub fn run(arguments: &Arguments, matches: &ArgMatches) -> anyhow::Result<ExitCo
     let mut settings = Settings::read(&arguments.flags, arguments.config.as_ref(), matches)?;
     settings.webui &= !arguments.no_webui;
     logging::init("info", settings.log_format);
-    let config = settings.config()?;
+    let mut config = settings.config()?;
     let model = model_arguments(&settings)?;
     let files = model.open()?;
     let (options, context_length) = load_options(&settings, model.options(), &files)?;
@@ -80,6 +81,9 @@ pub fn run(arguments: &Arguments, matches: &ArgMatches) -> anyhow::Result<ExitCo
         .with_hardware(move |status| for_stats.read(status));
     let slot = Arc::new(slot);
     let model = served_model(&settings, &files)?;
+    if model.images.is_ok() && !settings.is_set("max-body-size") {
+        config.max_body_bytes = config.max_body_bytes.max(BODY_BYTES_WITH_IMAGES);
+    }
     let id = model.id.clone();
 
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
@@ -106,6 +110,10 @@ pub fn run(arguments: &Arguments, matches: &ArgMatches) -> anyhow::Result<ExitCo
     }
     Ok(if matches!(outcome, Outcome::Drained) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
+
+/// Maximum size of a request body if the model takes images, unless the settings say otherwise: photos of a phone in
+/// base64.
+const BODY_BYTES_WITH_IMAGES: usize = 20 << 20;
 
 /// Time for threads that may block to end, once all requests have.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
@@ -155,6 +163,9 @@ fn served_model(settings: &Settings, files: &ModelFiles) -> anyhow::Result<serve
     let store_name =
         settings.model.clone().filter(|model| !model.contains('/') && !PathBuf::from(model).exists());
     let mut served = files.served_as(settings.name.clone().or(store_name.clone()))?;
+    if settings.pan_and_scan {
+        served.images = served.images.map(ImageProcessor::with_pan_and_scan);
+    }
     // Requests may use the name that `indrik models` lists, and the one given here.
     let entries = store::Store::open_default().and_then(|store| store.entries()).unwrap_or_default();
     let listed = entries.into_iter().find(|entry| entry.path == files.path()).map(|entry| entry.name);

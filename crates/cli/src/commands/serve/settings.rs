@@ -138,7 +138,7 @@ settings! {
         queue_timeout: Time, "queue-timeout" was "queue-time", "INDRIK_QUEUE_TIMEOUT", "60s", "Maximum time in the queue before a request is rejected with 429";
         request_timeout: Time, "request-timeout" was "request-time", "INDRIK_REQUEST_TIMEOUT", "10min", "Maximum time from a request's arrival to its last token";
         max_choices: NonZeroU32, "max-choices" was "choices", "INDRIK_MAX_CHOICES", "16", "Maximum number of choices per request (n times the number of prompts)";
-        max_body_size: Size, "max-body-size" was "body-size", "INDRIK_MAX_BODY_SIZE", "4MiB", "Maximum size of a request body";
+        max_body_size: Size, "max-body-size" was "body-size", "INDRIK_MAX_BODY_SIZE", "4MiB", "Maximum size of a request body; 20MiB by default if the model takes images";
         max_inflight_body_size: Size, "max-inflight-body-size" was "bodies-size", "INDRIK_MAX_INFLIGHT_BODY_SIZE", "32MiB", "Total memory for request bodies in flight beyond the first 64 KiB of each; slow ones give way";
         body_timeout: Time, "body-timeout" was "body-time", "INDRIK_BODY_TIMEOUT", "30s", "Maximum time to receive a request body";
         max_header_size: Size, "max-header-size" was "head-size", "INDRIK_MAX_HEADER_SIZE", "64KiB", "Maximum size of the request line and headers; at least 8KiB";
@@ -157,6 +157,10 @@ settings! {
         reproducible: bool, "reproducible", "INDRIK_REPRODUCIBLE", "false", "Batch-invariant (bitwise reproducible) logits; slower at batch 1";
         #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
         webui: bool, "webui", "INDRIK_WEBUI", "true", "Serve the web UI (chat, dashboard) at /; --no-webui turns it off";
+        #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+        allow_image_urls: bool, "allow-image-urls", "INDRIK_ALLOW_IMAGE_URLS", "false", "Fetch images of requests from http and https URLs, from public addresses only; otherwise images are data URLs";
+        #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+        pan_and_scan: bool, "pan-and-scan", "INDRIK_PAN_AND_SCAN", "false", "Also encode up to four crops of wide and high images: more details, more prompt tokens";
         think: Think, "think", "INDRIK_THINK", "auto", "Whether the model thinks before it answers, unless a request says otherwise: on, off, or auto for the default of its chat template";
         log_format: LogFormat, "log-format", "INDRIK_LOG_FORMAT", "text", "Log format: text, or json with one object per line";
         #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
@@ -292,6 +296,11 @@ impl Settings {
         Ok(settings)
     }
 
+    /// Whether a setting was given.
+    pub fn is_set(&self, name: &str) -> bool {
+        self.set.iter().any(|(set, ..)| *set == name)
+    }
+
     /// Accepted API keys: those given directly and those of the key file.
     pub fn keys(&self) -> anyhow::Result<Vec<String>> {
         let mut keys = self.api_key.clone();
@@ -344,9 +353,11 @@ impl Settings {
             probe_timeout: self.probe_timeout.0,
             grammar_workers: self.grammar_workers.get() as usize,
             grammar_timeout: self.grammar_timeout.0,
+            allow_image_urls: self.allow_image_urls,
             thinking: self.think.setting(),
             webui: self.webui,
             log_prompts: self.log_prompts,
+            ..server::Config::default()
         })
     }
 }
