@@ -133,13 +133,13 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
     for (i, step) in steps().into_iter().chain(long_head_steps()).enumerate() {
         // Every plan that fits for some shapes, one of each head length of Gemma 3 among them: plans other
         // than the policy's must work too.
-        let plans = likely_fragments(caps).into_iter().flat_map(|fragments| {
-            let plans = policy::plans(caps, fragments, &step.shape);
-            let count = if i % 6 == 1 { plans.len() } else { 1 };
-            plans.into_iter().take(count)
-        });
-        let mut plans: Vec<Plan> = plans.collect();
-        plans.dedup();
+        let mut plans: Vec<Plan> = vec![];
+        for fragments in likely_fragments(caps) {
+            let of_layout = policy::plans(caps, fragments, &step.shape);
+            let count = if i % 6 == 1 { of_layout.len() } else { 1 };
+            let new = of_layout.into_iter().take(count).filter(|plan| !plans.contains(plan));
+            plans.extend(new.collect::<Vec<_>>());
+        }
         for plan in plans {
             // Mostly f16; f32 differs only in its last lines.
             let kind = if i % 4 == 1 { Kind::F32 } else { Kind::F16 };

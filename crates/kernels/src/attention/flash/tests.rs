@@ -186,6 +186,10 @@ fn image_encoders_get_large_tiles() {
         // In shared memory: 2 · 32 lines of 80 values, and the scores and weights of 8 subgroups.
         assert_eq!(plan.shared_bytes(&shape), (64 * 11 + 8 * 240) * 16);
     }
+    let plan = policy::plan(&known::h200(), Fragments::FourThreadsPerRow, &shape).unwrap();
+    assert_eq!((plan.pairs(), plan.keys, plan.subgroups), (128, 64, 4), "{plan:?}");
+    // Queries, keys and values; no scores.
+    assert_eq!(plan.shared_bytes(&shape), (128 + 128) * 11 * 16);
 }
 
 #[test]
@@ -195,8 +199,16 @@ fn devices_with_cooperative_matrices_have_cases() {
     assert!(h200.len() > cases::steps().len(), "{h200:?}");
     let distinct: std::collections::HashSet<_> = h200.iter().collect();
     assert_eq!(distinct.len(), h200.len());
-    let what =
-        ["× 512 f16", "× 256 f16", "× 128 f16", "× 72 f16", "× 64 f16", "registers", "in parts", "images"];
+    let what = [
+        "× 512 f16",
+        "× 256 f16",
+        "× 128 f16",
+        "× 72 f16",
+        "× 64 f16",
+        "softmax in registers",
+        "in parts",
+        "images",
+    ];
     for what in what {
         assert!(h200.iter().any(|name| name.contains(what)), "{what}");
     }
