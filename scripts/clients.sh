@@ -16,6 +16,7 @@ work=$root/target/clients
 indrik=${INDRIK:-$root/target/debug/indrik}
 model=${INDRIK_TEST_GGUF:-$(cat "$root/target/test-model" 2>/dev/null || true)}
 tiny=$root/crates/model/tests/fixtures/gguf_q8_0/model.gguf
+vision=$root/crates/model/tests/fixtures/gemma3_vision_gguf/model.gguf
 tools=${INDRIK_TEST_QWEN:-}
 
 say() { echo "clients: $1" >&2; }
@@ -94,6 +95,7 @@ export CLIENTS_MODEL=gemma-3-270m CLIENTS_STRICT_KEY=a-key-of-this-test
 serve real -m "$model" --name "$CLIENTS_MODEL" --context 512 --max-sequences 4
 serve strict -m "$tiny" --name "$CLIENTS_MODEL" --context 512 --max-sequences 1 --max-queue 0 --api-key "$CLIENTS_STRICT_KEY"
 serve tiny -m "$tiny" --name tiny --context 64
+serve vision -m "$vision" --name vision
 if [ -f "$tools" ]; then
   export CLIENTS_TOOLS_MODEL=qwen
   serve tools -m "$tools" --name "$CLIENTS_TOOLS_MODEL" --context 1024 --max-sequences 1 --request-timeout 15min
@@ -129,12 +131,13 @@ fi
 
 CLIENTS_URL=$(url real)
 CLIENTS_STRICT_URL=$(url strict)
+CLIENTS_VISION_URL=$(url vision)
 tiny_url=$(url tiny)
 if [ -n "${servers[tools]:-}" ]; then
   CLIENTS_TOOLS_URL=$(url tools)
   export CLIENTS_TOOLS_URL
 fi
-export CLIENTS_URL CLIENTS_STRICT_URL CLIENTS_NODE=$node
+export CLIENTS_URL CLIENTS_STRICT_URL CLIENTS_VISION_URL CLIENTS_NODE=$node
 # No bytecode in the source tree.
 export PYTHONDONTWRITEBYTECODE=1
 

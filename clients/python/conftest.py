@@ -21,6 +21,8 @@ MODEL = setting("CLIENTS_MODEL")
 # A tiny model of the same name, with one sequence, no queue and an API key.
 STRICT_URL = setting("CLIENTS_STRICT_URL")
 STRICT_KEY = setting("CLIENTS_STRICT_KEY")
+# A tiny model that takes images.
+VISION_URL = setting("CLIENTS_VISION_URL")
 
 # Upper bound for any request of these tests on a busy machine.
 TIMEOUT_SECONDS = 60
@@ -48,6 +50,12 @@ def until(condition):
 @pytest.fixture
 def client():
     with openai.OpenAI(**options()) as client:
+        yield client
+
+
+@pytest.fixture
+def vision():
+    with openai.OpenAI(**options(VISION_URL)) as client:
         yield client
 
 

@@ -82,7 +82,8 @@ pub fn run(arguments: &Arguments, matches: &ArgMatches) -> anyhow::Result<ExitCo
     let slot = Arc::new(slot);
     let model = served_model(&settings, &files)?;
     if model.images.is_ok() && !settings.is_set("max-body-size") {
-        config.max_body_bytes = config.max_body_bytes.max(BODY_BYTES_WITH_IMAGES);
+        settings.max_body_size.0 = settings.max_body_size.0.max(BODY_BYTES_WITH_IMAGES);
+        config.max_body_bytes = settings.max_body_size.0;
     }
     let id = model.id.clone();
 
