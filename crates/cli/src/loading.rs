@@ -36,6 +36,9 @@ pub struct LoadArguments {
     /// Batch-invariant (bitwise reproducible) logits; slower at batch 1
     #[arg(long)]
     pub reproducible: bool,
+    /// Leave out the image encoder, if the model has one: saves its memory
+    #[arg(long)]
+    pub no_images: bool,
     /// Device, by index or part of its name
     #[arg(short, long, env = "INDRIK_DEVICE")]
     pub device: Option<String>,
@@ -86,6 +89,7 @@ impl ModelArguments {
             prefill_chunk: self.load.prefill_chunk,
             kv_scheme: self.load.kv.map(KvScheme::from),
             reproducible: self.load.reproducible,
+            images: !self.load.no_images,
             ..Options::default()
         }
     }

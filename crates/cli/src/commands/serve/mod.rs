@@ -129,6 +129,7 @@ fn model_arguments(settings: &Settings) -> anyhow::Result<ModelArguments> {
             prefill_chunk: settings.prefill_chunk.map(|chunk| chunk.get()),
             kv: settings.kv,
             reproducible: settings.reproducible,
+            no_images: !settings.images,
             device: settings.device.clone(),
         },
     })
@@ -166,6 +167,9 @@ fn served_model(settings: &Settings, files: &ModelFiles) -> anyhow::Result<serve
     let mut served = files.served_as(settings.name.clone().or(store_name.clone()))?;
     if settings.pan_and_scan {
         served.images = served.images.map(ImageProcessor::with_pan_and_scan);
+    }
+    if !settings.images {
+        served.images = Err("images are turned off (--images=false)".to_owned());
     }
     // Requests may use the name that `indrik models` lists, and the one given here.
     let entries = store::Store::open_default().and_then(|store| store.entries()).unwrap_or_default();

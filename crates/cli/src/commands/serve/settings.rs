@@ -156,6 +156,8 @@ settings! {
         #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
         reproducible: bool, "reproducible", "INDRIK_REPRODUCIBLE", "false", "Batch-invariant (bitwise reproducible) logits; slower at batch 1";
         #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+        images: bool, "images", "INDRIK_IMAGES", "true", "Load the image encoder, if the model has one; --images=false saves its memory";
+        #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
         webui: bool, "webui", "INDRIK_WEBUI", "true", "Serve the web UI (chat, dashboard) at /; --no-webui turns it off";
         #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
         allow_image_urls: bool, "allow-image-urls", "INDRIK_ALLOW_IMAGE_URLS", "false", "Fetch images of requests from http and https URLs, from public addresses only; otherwise images are data URLs";
