@@ -12,7 +12,7 @@ use checkpoint::Vision;
 use engine::GpuBackend;
 use gpu::{AdapterInfo, Device, Tier};
 use kernels::matmul::tuning::{BUDGET, Turn};
-use model::{KvScheme, ImageLimits, Limits, LoadImages, LoadOptions, Runner, TuneMode, TuningReport};
+use model::{ImageLimits, KvScheme, Limits, LoadImages, LoadOptions, Runner, TuneMode, TuningReport};
 use weights::{blueprint::Blueprint, plan, stream, stream::Control, vision::VisionBlueprint};
 
 use crate::{DeviceSelector, Error, Model, ModelFiles, Result, memory::device_memory};

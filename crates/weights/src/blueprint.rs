@@ -275,8 +275,12 @@ fn add<'a>(
     tensors: &[&'a Tensor],
 ) -> Result<()> {
     let joined = join(&checkpoint.source, order, tensors)?.into_iter();
-    matrices
-        .extend(joined.map(|Joined { layout, tensors }| MatrixSpec { id, layout, tensors, experts: None }));
+    matrices.extend(joined.map(|Joined { layout, tensors }| MatrixSpec {
+        id,
+        layout,
+        tensors,
+        experts: None,
+    }));
     Ok(())
 }
 

@@ -11,8 +11,8 @@ mod tests;
 use gpu::{Address, Device, Error, Pipeline, Recorder, Result};
 
 use crate::{
-    Activations, Kernel, attention::paged::Operands, matmul::coopmat, shaders::attention_flash, variant::Variant,
-    vectors::VectorData,
+    Activations, Kernel, attention::paged::Operands, matmul::coopmat, shaders::attention_flash,
+    variant::Variant, vectors::VectorData,
 };
 use policy::{Plan, Shape};
 

@@ -168,16 +168,18 @@ fn fitting(caps: &Caps, fragments: Fragments, shape: &Shape, tier: Tier, lanes: 
         return fitting_in_parts(caps, shape, tier, lanes);
     }
     let softmax_in_registers = fragments == Fragments::FourThreadsPerRow;
+    // A block of keys is about 8 KiB, and so is a block of values. Without the scores, there is memory for more of
+    // them, and so for fewer barriers.
+    let max_keys = match softmax_in_registers && shape.head_dim <= 128 {
+        true => 64,
+        false => 4096 / shape.head_dim.max(1),
+    };
+    let max_keys = max_keys.min(shape.page_size);
+    // Of short heads, a subgroup has registers for 32 pairs; not for their queries too.
+    let row_tiles = if softmax_in_registers && shape.head_dim <= 80 { 2 } else { 1 };
     // Image encoders have short heads without GQA, and thousands of rows: larger tiles, which load keys and
     // values less often, still fill the device.
     let many_rows = shape.heads == shape.kv_heads && shape.head_dim <= 80;
-    // A block of keys is about 8 KiB, and so is a block of values; a little more where fewer barriers pay.
-    let max_keys = match many_rows && softmax_in_registers {
-        true => 64.min(shape.page_size),
-        false => (4096 / shape.head_dim.max(1)).min(shape.page_size),
-    };
-    // On an H200, 4 subgroups with 32 rows each take 0.52 ms per layer of SigLIP, 8 with 16 rows each 0.7 ms.
-    let row_tiles = if many_rows && softmax_in_registers { 2 } else { 1 };
     let max_subgroups = if many_rows { 8 / row_tiles } else { 4 };
     // Queries and outputs of long heads exceed the registers of some devices.
     let in_registers = if shape.head_dim <= 128 && row_tiles == 1 { [true, false] } else { [false, true] };
