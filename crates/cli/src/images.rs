@@ -10,9 +10,9 @@ use indrik::{ImageReader, Language, PromptImage};
 pub struct ImageArguments {
     /// Image for the prompt or the first message, for models with an image encoder: PNG, JPEG, WebP, GIF or BMP;
     /// repeatable
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with = "no_images")]
     image: Vec<PathBuf>,
-    /// Also encode up to four crops of wide and high images: more details, more prompt tokens
+    /// Also encode up to four crops of wide or tall images: more detail, more prompt tokens
     #[arg(long)]
     pub pan_and_scan: bool,
 }

@@ -95,8 +95,8 @@ pub trait Backend: Send + 'static {
     /// depends on the tokens, as with experts.
     fn step_bytes(&self, depths: &[u32]) -> Option<u64>;
 
-    /// Encodes the images of the next step's chunks, unless that was done lately, for about as long as `budget`. Returns
-    /// whether all are ready; if not, the next call continues.
+    /// Encodes those of the images whose soft tokens are not cached, for about as long as `budget`. Returns whether all are
+    /// ready for the next step; if not, the next call continues.
     fn encode(&mut self, images: &[Image], budget: Duration) -> Result<bool, BackendError>;
 
     /// Runs one step of a mixed batch: a token per decode row, and 1 to [`Capacity::max_chunks_per_step`]

@@ -81,7 +81,7 @@ impl Request {
     fn check_images(&self, capacity: &Capacity) -> Result<(), SubmitError> {
         let invalid = |text: &str| Err(SubmitError::Invalid(text.into()));
         if !self.images.is_empty() && capacity.max_images_per_step == 0 {
-            return invalid("the prompt has images, but the model has no image encoder");
+            return invalid("the prompt has images, but no image encoder is loaded");
         }
         let mut images = self.images.iter();
         for block in image_blocks(&self.prompt) {

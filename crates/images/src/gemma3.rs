@@ -1,4 +1,4 @@
-//! Gemma 3: pictures of one fixed size for SigLIP, and crops of wide or high ones.
+//! Gemma 3: pictures of one fixed size for SigLIP, and crops of wide or tall ones.
 
 use crate::{
     patches::{Normalization, PatchOrder, Patches},
@@ -15,7 +15,7 @@ pub struct Gemma3 {
     pub patch_size: u32,
     /// Mean and standard deviation of the checkpoint.
     pub normalization: Normalization,
-    /// Additional crops of wide and high pictures, off by default.
+    /// Additional crops of wide or tall pictures, off by default.
     pub pan_and_scan: Option<PanAndScan>,
 }
 
@@ -45,7 +45,7 @@ impl Gemma3 {
     }
 }
 
-/// Pan-and-scan: crops along the longer side, so that details of wide and high pictures are not lost.
+/// Pan-and-scan: crops along the longer side, so that details of wide or tall pictures are not lost.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PanAndScan {
     /// Smallest side of a crop in pixels.

@@ -12,7 +12,7 @@ use text::{
 
 use crate::{
     Completion, Error, FinishReason, GenerateOptions, Generation, GenerationEvent, Model, Prompt,
-    PromptImage, Result, Timings, conversation::Conversation, generate::check_prompt, sampling::random_seed,
+    PromptImage, Result, Timings, conversation::Conversation, sampling::random_seed,
 };
 
 /// Whether the model may or must call a tool.
@@ -251,7 +251,7 @@ impl Chat {
         let system = self.system.as_deref();
         let (prompt, dropped) =
             self.conversation.prompt(&self.language, template, system, tools, &options, context)?;
-        check_prompt(self.model.files().config(), &prompt, context)?;
+        model::check_tokens(self.model.files().config(), 0, &prompt, context)?;
         Ok((prompt, dropped))
     }
 }

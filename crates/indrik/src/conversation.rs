@@ -36,9 +36,9 @@ impl Conversation {
 
     /// Adds a message; an error if it has another number of image parts.
     pub(crate) fn push(&mut self, message: Message, images: Vec<PromptImage>) -> Result<()> {
-        let (places, given) = (message.image_count(), images.len());
-        if places != given {
-            return Err(Error::ImageCount { places, given });
+        let (parts, given) = (message.image_count(), images.len());
+        if parts != given {
+            return Err(Error::ImageCount { parts, given });
         }
         self.messages.push(message);
         self.images.extend(images);

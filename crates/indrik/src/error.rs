@@ -56,9 +56,7 @@ pub enum Error {
         reason: &'static str,
     },
     /// Images were given to a model without an image encoder, or with one that cannot be used.
-    #[error(
-        "images cannot be used: {reason}; `indrik pull --mmproj` adds the image encoder of models that have one"
-    )]
+    #[error("images cannot be used: {reason}")]
     ImagesUnsupported {
         /// Why, as a clause.
         reason: String,
@@ -71,11 +69,11 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
-    /// A message was added with another number of images than it has places for.
-    #[error("the message has places for {places} images, but {given} were given")]
+    /// The number of images differs from the number of image parts of the message.
+    #[error("the message has {parts} image parts, but {given} images were given")]
     ImageCount {
         /// Image parts of the message.
-        places: usize,
+        parts: usize,
         /// Images.
         given: usize,
     },

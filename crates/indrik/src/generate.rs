@@ -8,9 +8,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use checkpoint::config::Config;
 use engine::{Engine, Event, EventStream, Request, Sampling, Token};
-use model::{SetupTime, is_image_token};
+use model::SetupTime;
 use text::{DecodeSpecial, Detokenizer, StopMatcher, TokenConstraint};
 
 use crate::{Error, Model, PromptImage, Result};
@@ -240,7 +239,7 @@ impl Generation {
             return Err(Error::ImagesUnsupported { reason: reason.clone() });
         }
         let context_length = model.capacity().context_length;
-        check_prompt(config, &prompt, context_length)?;
+        model::check_tokens(config, 0, &prompt, context_length)?;
         if let Some(language) = &language {
             let suppressed =
                 language.tokenizer.suppressed_token_ids().iter().filter(|id| **id < config.vocab);
@@ -464,13 +463,6 @@ impl Iterator for Generation {
             }
         }
     }
-}
-
-/// Checks the tokens of a prompt, of which image tokens are not in the vocabulary.
-pub(crate) fn check_prompt(config: &Config, prompt: &[u32], context_length: u32) -> Result<()> {
-    let as_text = |token: &u32| if is_image_token(*token) { 0 } else { *token };
-    let as_text: Vec<u32> = prompt.iter().map(as_text).collect();
-    Ok(model::check_tokens(config, 0, &as_text, context_length)?)
 }
 
 /// Records the programs that the prompt and its completion need, so that recording is not part of the time to

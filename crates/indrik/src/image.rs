@@ -42,7 +42,7 @@ impl ImageReader {
         }
     }
 
-    /// With additional crops of wide and high images, so that details are not lost. Each crop takes as many tokens as
+    /// With additional crops of wide or tall images, so that details are not lost. Each crop takes as many tokens as
     /// the whole image.
     pub fn with_pan_and_scan(mut self) -> Self {
         self.processor = self.processor.with_pan_and_scan();
@@ -178,6 +178,6 @@ pub(crate) mod tests {
             assert!(error.contains(part), "{error}");
         }
         let error = ImageReader::new(&fixture("gguf_q8_0/model.gguf")).unwrap_err().to_string();
-        assert!(error.starts_with("images cannot be used: the model has no image encoder; "), "{error}");
+        assert!(error.starts_with("images cannot be used: the model has no image encoder"), "{error}");
     }
 }

@@ -12,7 +12,9 @@ use checkpoint::Vision;
 use engine::GpuBackend;
 use gpu::{AdapterInfo, Device, Tier};
 use kernels::matmul::tuning::{BUDGET, Turn};
-use model::{ImageLimits, KvScheme, Limits, LoadImages, LoadOptions, Runner, TuneMode, TuningReport};
+use model::{
+    EncoderLimits, EncoderLoadOptions, KvScheme, Limits, LoadOptions, Runner, TuneMode, TuningReport,
+};
 use weights::{blueprint::Blueprint, plan, stream, stream::Control, vision::VisionBlueprint};
 
 use crate::{DeviceSelector, Error, Model, ModelFiles, Result, memory::device_memory};
@@ -175,17 +177,18 @@ fn load(
     let selector = DeviceSelector { name: options.device.as_deref(), ..DeviceSelector::default() };
     // The instance must outlive every use of the device in this function.
     let (_instance, device) = selector.open()?;
+    let limits = limits(files, options, device.info())?;
     let vision = if options.images { files.vision() } else { None };
-    let mut limits = limits(files, options, device.info())?;
-    if let Some(vision) = &vision {
-        limits = limits.with_images(vision.config.soft_tokens());
-    }
-    let output_rows = match options.all_logits {
-        true => limits.prefill_chunk.min(model::MAX_OUTPUT_ROWS),
-        false => options.max_sequences,
+    let load =
+        |vision| load_runner(&device, LoadSource { files, vision }, options, limits, control, progress);
+    let (runner, heaps) = match load(vision.as_ref()) {
+        Err(Error::Memory(error)) if vision.is_some() => {
+            let loaded = load(None)?;
+            tracing::warn!("images are off, since the image encoder does not fit: {error}");
+            loaded
+        }
+        loaded => loaded?,
     };
-    let source = LoadSource { files, vision: vision.as_ref() };
-    let (runner, heaps) = load_runner(&device, source, options, limits, output_rows, control, progress)?;
     let seconds = start.elapsed().as_secs_f64();
     let tuned = match options.serving {
         true => TuningReport::default(),
@@ -230,31 +233,35 @@ fn load_runner(
     source: LoadSource<'_>,
     options: &Options,
     limits: Limits,
-    output_rows: u32,
     control: &Control,
     progress: &(dyn Fn(LoadProgress<'_>) + Sync),
 ) -> Result<(Runner, Vec<plan::HeapUsage>)> {
     let LoadSource { files, vision } = source;
+    let limits = vision.map_or(limits, |vision| limits.with_images(vision.config.soft_tokens()));
+    let output_rows = match options.all_logits {
+        true => limits.prefill_chunk.min(model::MAX_OUTPUT_ROWS),
+        false => options.max_sequences,
+    };
     let checkpoint = files.checkpoint();
     let blueprint = Blueprint::new(checkpoint)?;
     let mut demand =
         blueprint.demand(&checkpoint.config, &limits.reservation(&checkpoint.config, output_rows));
     let mut total_bytes = blueprint.file_bytes();
-    let image_limits = vision.map(|vision| {
-        ImageLimits::new(&vision.config, largest_local_heap(device.info()), limits.prefill_chunk)
+    let encoder_limits = vision.map(|vision| {
+        EncoderLimits::new(&vision.config, largest_local_heap(device.info()), limits.prefill_chunk)
     });
-    if let (Some(vision), Some(limits)) = (vision, image_limits) {
-        let encoder = VisionBlueprint::new(vision)?;
-        demand.add_weight(encoder.demand());
+    if let (Some(vision), Some(limits)) = (vision, encoder_limits) {
+        let blueprint = VisionBlueprint::new(vision)?;
+        demand.add_weight(blueprint.demand());
         demand.scratch_bytes += limits.scratch_bytes(&vision.config);
-        total_bytes += encoder.file_bytes();
+        total_bytes += blueprint.file_bytes();
     }
     let placement = plan::plan(&device_memory(device.info()), &demand)?;
-    let images = vision.zip(image_limits).map(|(vision, limits)| {
+    let encoder = vision.zip(encoder_limits).map(|(vision, limits)| {
         // It was added last.
         let is_local = weights::load::is_device_local(&placement, demand.weights.len() - 1);
         let memory = if is_local { gpu::Memory::Device } else { gpu::Memory::Host };
-        LoadImages { vision, limits, memory }
+        EncoderLoadOptions { vision, limits, memory }
     });
     let done = AtomicBool::new(false);
     let samplings = if options.serving { served_samplings(files).to_vec() } else { vec![] };
@@ -264,7 +271,7 @@ fn load_runner(
         reproducible: options.reproducible,
         samplings: &samplings,
         stream: stream::Options::default(),
-        images,
+        encoder,
     };
     let (start, before) = (Instant::now(), device.counters().pipelines);
     let loaded = std::thread::scope(|scope| {

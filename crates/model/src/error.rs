@@ -33,7 +33,7 @@ pub enum Error {
         path: String,
     },
     /// An image for a model without an image encoder.
-    #[error("the model has no image encoder: give it text only, or put its mmproj file beside it")]
+    #[error("no image encoder is loaded: send text only, or add the encoder with `indrik pull --mmproj`")]
     NoImageEncoder,
     /// The prompt has no tokens.
     #[error("the prompt is empty: give at least one token")]

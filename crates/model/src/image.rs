@@ -1,9 +1,9 @@
 //! Images of a prompt.
 //!
 //! An image is a block of tokens in the prompt, one per soft token of the image encoder. Their ids are not in the
-//! vocabulary: they have the bit [`IMAGE_TOKEN`] and else come from the hash of the image, so that the prefix cache knows
-//! images by their content. Between two images there is always text, such as the token that ends an image: a block is a
-//! maximal run of image tokens.
+//! vocabulary: the bit [`IMAGE_TOKEN`] is set, and the other bits come from the hash of the image, so that the prefix cache
+//! identifies images by content. Between two images there is always text, such as the token that ends an image: a block is
+//! a maximal run of image tokens.
 
 use std::{fmt, ops::Range, sync::Arc};
 
@@ -29,8 +29,8 @@ pub fn image_blocks(tokens: &[u32]) -> impl Iterator<Item = Range<usize>> {
     })
 }
 
-/// `len`, or the number of tokens before the image that the first `len` tokens would cut in two.
-pub fn before_cut_image(tokens: &[u32], len: usize) -> usize {
+/// The largest length up to `len` that does not end inside an image.
+pub fn floor_image_boundary(tokens: &[u32], len: usize) -> usize {
     let len = len.min(tokens.len());
     let is_inside =
         len > 0 && len < tokens.len() && is_image_token(tokens[len - 1]) && is_image_token(tokens[len]);
@@ -50,6 +50,15 @@ pub fn join_images(pieces: &[Vec<u32>], images: &[Image]) -> Vec<u32> {
         prompt.extend(images.get(index).into_iter().flat_map(Image::tokens));
     }
     prompt
+}
+
+/// The length of the longest prefix of at most `room` tokens that cuts no image in two. With `may_exceed`, an image at the
+/// start is taken whole even if it is longer.
+pub fn whole_image_prefix(tokens: &[u32], room: usize, may_exceed: bool) -> usize {
+    match floor_image_boundary(tokens, room) {
+        0 if may_exceed && room > 0 => image_blocks(tokens).next().map_or(0, |image| image.end),
+        length => length,
+    }
 }
 
 /// An image as the encoder of a model takes it: a picture, or a part of one, resized and cut into patches.
@@ -110,7 +119,7 @@ impl ImageProcessor {
         Self { processor, soft_tokens: config.soft_tokens() }
     }
 
-    /// With additional crops of wide and high pictures, so that details are not lost: each takes as many tokens as the
+    /// With additional crops of wide or tall pictures, so that details are not lost: each takes as many tokens as the
     /// whole picture.
     pub fn with_pan_and_scan(mut self) -> Self {
         self.processor.pan_and_scan = Some(PanAndScan::default());
@@ -123,12 +132,12 @@ impl ImageProcessor {
     }
 
     /// Number of images that a picture of this size becomes: itself and its crops.
-    pub fn image_count(&self, width: u32, height: u32) -> usize {
+    pub fn images_per_picture(&self, width: u32, height: u32) -> usize {
         self.processor.regions(width, height).len()
     }
 
     /// Maximum number of images that a picture of any size becomes.
-    pub fn max_image_count(&self) -> usize {
+    pub fn max_images_per_picture(&self) -> usize {
         1 + self.processor.pan_and_scan.map_or(0, |settings| settings.max_crops as usize)
     }
 
@@ -167,7 +176,7 @@ mod tests {
     #[test]
     fn cuts_move_before_the_image() {
         let tokens = [1, I, I, I, 2, I, I];
-        let cuts: Vec<usize> = (0..=8).map(|len| before_cut_image(&tokens, len)).collect();
+        let cuts: Vec<usize> = (0..=8).map(|len| floor_image_boundary(&tokens, len)).collect();
         assert_eq!(cuts, [0, 1, 1, 1, 4, 5, 5, 7, 7]);
     }
 

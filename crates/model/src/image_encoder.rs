@@ -5,11 +5,11 @@
 //! is a sequence whose rows all see each other, and its keys and values are in pages of their own.
 //!
 //! There is one program per layer, recorded once. An encoding can pause between layers, so that other sequences decode in
-//! between. Soft tokens stay in a pool until the memory is needed for other images.
+//! between. Soft tokens stay in a cache until the memory is needed for other images.
 
-mod pool;
 mod programs;
 mod scratch;
+mod soft_token_cache;
 
 use std::time::{Duration, Instant};
 
@@ -20,10 +20,10 @@ use weights::vision::{VisionMatrix, VisionWeights};
 
 use crate::{Error, Image, Result, loaded::MatrixUnits, state::TIMEOUT};
 
-pub(crate) use pool::SoftTokenPool;
 use scratch::Scratch;
+pub(crate) use soft_token_cache::SoftTokenCache;
 
-/// An image encoder with its weights, buffers and programs, and the soft tokens of the last images.
+/// An image encoder with its weights, buffers and programs, and the soft tokens of recently used images.
 pub struct ImageEncoder {
     device: Device,
     config: VisionConfig,
@@ -33,8 +33,8 @@ pub struct ImageEncoder {
     programs: Vec<Program>,
     /// Patches on their way to the GPU.
     staging: Buffer,
-    pool: SoftTokenPool,
-    encoding: Option<Encoding>,
+    soft_tokens: SoftTokenCache,
+    batch: Option<EncoderBatch>,
     /// Measured time of a layer of one image.
     layer_time: Option<Duration>,
     timeout: Duration,
@@ -43,41 +43,41 @@ pub struct ImageEncoder {
 }
 
 /// Images that are being encoded.
-struct Encoding {
+struct EncoderBatch {
     images: Vec<Image>,
     /// Layers that have run.
-    layers: usize,
+    layers_done: usize,
 }
 
 /// Sizes of an encoder's buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ImageLimits {
+pub struct EncoderLimits {
     /// Images that are encoded together.
     pub max_images: u32,
     /// Images whose soft tokens are kept.
-    pub pool_images: u32,
+    pub cached_images: u32,
 }
 
 /// Images whose soft tokens are kept, at least.
-const MIN_POOL_IMAGES: u32 = 8;
+const MIN_CACHED_IMAGES: u32 = 8;
 
 /// Buffers of images that are encoded together may take this fraction of a device's memory: 1/64.
-const MEMORY_SHARE: u64 = 64;
+const MEMORY_DIVISOR: u64 = 64;
 
-impl ImageLimits {
+impl EncoderLimits {
     /// Limits for a device with this much local memory, and steps of this many prefill tokens: their images must be in
-    /// the pool at once.
+    /// the cache at once.
     pub fn new(config: &VisionConfig, device_memory: u64, prefill_chunk: u32) -> Self {
-        let fits = |images: &u32| scratch::bytes(config, *images) <= device_memory / MEMORY_SHARE;
+        let fits = |images: &u32| scratch::bytes(config, *images) <= device_memory / MEMORY_DIVISOR;
         Self {
             max_images: [4, 2].into_iter().find(fits).unwrap_or(1),
-            pool_images: (prefill_chunk / config.soft_tokens()).max(MIN_POOL_IMAGES),
+            cached_images: (prefill_chunk / config.soft_tokens()).max(MIN_CACHED_IMAGES),
         }
     }
 
     /// Bytes of all buffers, at most.
     pub fn scratch_bytes(&self, config: &VisionConfig) -> u64 {
-        scratch::bytes(config, self.max_images) + pool::bytes(config, self.pool_images)
+        scratch::bytes(config, self.max_images) + soft_token_cache::bytes(config, self.cached_images)
     }
 }
 
@@ -108,7 +108,7 @@ impl ImageEncoder {
         config: VisionConfig,
         weights: VisionWeights,
         units: MatrixUnits,
-        limits: ImageLimits,
+        limits: EncoderLimits,
     ) -> Result<Self> {
         if config.soft_tokens() < 2 {
             // A single prefill row runs as a decode row, which has no soft tokens.
@@ -128,7 +128,7 @@ impl ImageEncoder {
         let mut upload = Arena::new(device, Lifetime::Staging, Memory::Upload);
         let patch_bytes = scratch.patch_bytes() * images as u64;
         let staging = upload.buffer_from("patches", &vec![0_u8; patch_bytes as usize])?;
-        let pool = SoftTokenPool::new(device, &config, limits.pool_images)?;
+        let soft_tokens = SoftTokenCache::new(device, &config, limits.cached_images)?;
         Ok(Self {
             device: device.clone(),
             config,
@@ -136,8 +136,8 @@ impl ImageEncoder {
             scratch,
             programs,
             staging,
-            pool,
-            encoding: None,
+            soft_tokens,
+            batch: None,
             layer_time: None,
             timeout: TIMEOUT,
             weights,
@@ -155,36 +155,36 @@ impl ImageEncoder {
 
     /// Images that a step may contain.
     pub fn max_images_per_step(&self) -> u32 {
-        self.pool.capacity() as u32
+        self.soft_tokens.capacity() as u32
     }
 
     pub(crate) fn weights(&self) -> &VisionWeights {
         &self.weights
     }
 
-    pub(crate) fn pool(&self) -> &SoftTokenPool {
-        &self.pool
+    pub(crate) fn soft_tokens(&self) -> &SoftTokenCache {
+        &self.soft_tokens
     }
 
-    /// Encodes images whose soft tokens are not in the pool, for about as long as `budget`. Returns whether all are in the
-    /// pool now; if not, the next call continues. More images than the pool holds are an error.
+    /// Encodes images whose soft tokens are not cached, for about as long as `budget`. Returns whether all are
+    /// cached now; if not, the next call continues. More images than the cache holds are an error.
     pub(crate) fn encode(&mut self, images: &[Image], budget: Duration) -> Result<bool> {
         images.iter().try_for_each(|image| self.check(image))?;
-        if images.len() > self.pool.capacity() {
+        if images.len() > self.soft_tokens.capacity() {
             return Err(Error::Limits(format!(
                 "{} images in a step: it takes at most {}",
                 images.len(),
-                self.pool.capacity()
+                self.soft_tokens.capacity()
             )));
         }
-        self.pool.touch(images);
+        self.soft_tokens.touch(images);
         let start = Instant::now();
         loop {
-            if self.encoding.is_none() {
+            if self.batch.is_none() {
                 let mut missing: Vec<Image> = vec![];
                 for image in images {
                     let listed = missing.iter().any(|other| other.id() == image.id());
-                    if !listed && !self.pool.contains(image) && missing.len() < self.scratch.images {
+                    if !listed && !self.soft_tokens.contains(image) && missing.len() < self.scratch.images {
                         missing.push(image.clone());
                     }
                 }
@@ -193,8 +193,8 @@ impl ImageEncoder {
                 }
                 self.start(missing)?;
             }
-            self.run_layers(budget.saturating_sub(start.elapsed()))?;
-            if self.encoding.is_some() && start.elapsed() >= budget {
+            self.run_layers(images, budget.saturating_sub(start.elapsed()))?;
+            if self.batch.is_some() && start.elapsed() >= budget {
                 return Ok(false);
             }
         }
@@ -215,6 +215,12 @@ impl ImageEncoder {
         Ok(())
     }
 
+    /// Forgets all soft tokens, since they may be wrong.
+    pub(crate) fn clear(&mut self) {
+        self.batch = None;
+        self.soft_tokens.clear();
+    }
+
     /// Uploads the patches of images.
     fn start(&mut self, images: Vec<Image>) -> Result<()> {
         let (stride, bytes) = (self.scratch.patches.stride() as u64 * 4, self.scratch.patch_bytes());
@@ -230,35 +236,36 @@ impl ImageEncoder {
         let patches = self.scratch.patch_floats().slice(0..end)?;
         recorder.copy("patches", self.staging.slice(0..end)?, patches)?;
         recorder.seal()?.run(self.timeout)?;
-        self.encoding = Some(Encoding { images, layers: 0 });
+        self.batch = Some(EncoderBatch { images, layers_done: 0 });
         Ok(())
     }
 
-    /// Runs as many layers as `budget` allows, at least one.
-    fn run_layers(&mut self, budget: Duration) -> Result<()> {
-        let Some(encoding) = &mut self.encoding else { return Ok(()) };
-        let count = encoding.images.len() as u32;
-        let rest = self.programs.len() - encoding.layers;
+    /// Runs as many layers as `budget` allows, at least one. `needed` are the images that the caller waits for.
+    fn run_layers(&mut self, needed: &[Image], budget: Duration) -> Result<()> {
+        let Some(batch) = &mut self.batch else { return Ok(()) };
+        let count = batch.images.len() as u32;
+        let rest = self.programs.len() - batch.layers_done;
         let fit = match self.layer_time.map(|time| (time * count).as_secs_f64()) {
             Some(layer) if layer > 0.0 => (budget.as_secs_f64() / layer) as usize,
             _ => 1,
         };
-        let layers = encoding.layers..encoding.layers + fit.clamp(1, rest.min(gpu::MAX_PROGRAMS_PER_SUBMIT));
+        let layers =
+            batch.layers_done..batch.layers_done + fit.clamp(1, rest.min(gpu::MAX_PROGRAMS_PER_SUBMIT));
         let programs: Vec<&Program> = self.programs[layers.clone()].iter().collect();
         let start = Instant::now();
         let run = self.device.submit(&programs).and_then(|ticket| self.device.wait(ticket, self.timeout));
         if let Err(error) = run {
-            self.encoding = None;
+            self.batch = None;
             return Err(error.into());
         }
         self.layer_time = Some(start.elapsed() / (layers.len() as u32 * count));
-        encoding.layers = layers.end;
-        if encoding.layers < self.programs.len() {
+        batch.layers_done = layers.end;
+        if batch.layers_done < self.programs.len() {
             return Ok(());
         }
-        let images = std::mem::take(&mut encoding.images);
-        self.encoding = None;
-        self.pool.insert(&images, &self.scratch.soft, self.timeout)
+        let images = std::mem::take(&mut batch.images);
+        self.batch = None;
+        self.soft_tokens.insert(&images, needed, &self.scratch.soft, self.timeout)
     }
 
     /// Encodes this many images, whatever their patches are, and returns the time of each command.
@@ -277,7 +284,7 @@ impl ImageEncoder {
         Ok(timings)
     }
 
-    /// What the last encoded images are in the encoder and as soft tokens, for tests: rows of f32.
+    /// The encoder's output and the soft tokens of the last batch, as rows of f32; for tests.
     #[cfg(any(test, feature = "testing"))]
     pub fn read_encoded(&self) -> Result<(Vec<f32>, Vec<f32>)> {
         let read = |from: &Buffer| -> Result<Vec<f32>> {

@@ -8,6 +8,10 @@ use text::{ChatTemplate, Tokenizer, VocabularyKind};
 
 use crate::{Error, ImageProcessor, Result};
 
+/// Why a model takes no images.
+const NO_ENCODER: &str =
+    "the model has no image encoder (if it was published with one, `indrik pull --mmproj` adds it)";
+
 /// A model's tokenizer and chat template.
 pub struct Language {
     /// Text to tokens and back.
@@ -65,7 +69,7 @@ impl Language {
         // A file that cannot be used must not keep the language model from being used.
         let images = match checkpoint.vision() {
             Ok(Some(vision)) => Ok(ImageProcessor::new(&vision.config)),
-            Ok(None) => Err("the model has no image encoder".to_owned()),
+            Ok(None) => Err(NO_ENCODER.to_owned()),
             Err(error) => Err(error.to_string()),
         };
         Ok(Self { tokenizer, template, own_template, stop_token_ids, images })

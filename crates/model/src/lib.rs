@@ -70,16 +70,17 @@ mod tune;
 pub use batch::{DecodeRow, MixedOutput, PrefillChunk, Sampled};
 pub use error::{Error, Result};
 pub use image::{
-    IMAGE_TOKEN, Image, ImageProcessor, before_cut_image, image_blocks, is_image_token, join_images,
+    IMAGE_TOKEN, Image, ImageProcessor, floor_image_boundary, image_blocks, is_image_token, join_images,
+    whole_image_prefix,
 };
-pub use image_encoder::{ImageEncoder, ImageLimits};
+pub use image_encoder::{EncoderLimits, ImageEncoder};
 pub use kernels::{Activations, matmul::tuning::TuningReport};
 pub use kv_cache::KvCache;
 pub use limits::{DEFAULT_PAGE_SIZE, Limits};
 pub use loaded::Model;
 pub use pages::Sequence;
 pub use programs::SetupTime;
-pub use runner::{Counters, LoadImages, LoadOptions, MAX_OUTPUT_ROWS, Runner, check_tokens};
+pub use runner::{Counters, EncoderLoadOptions, LoadOptions, MAX_OUTPUT_ROWS, Runner, check_tokens};
 pub use sampling::Sampling;
 pub use size::Size;
 pub use state::MAX_CHUNKS_PER_STEP;

@@ -16,7 +16,7 @@ use weights::{
     vision::{self, VisionMatrix, VisionWeights},
 };
 
-use crate::{DecodeRow, Error, ImageEncoder, ImageLimits, Model, Result, Runner, Sequence};
+use crate::{DecodeRow, EncoderLimits, Error, ImageEncoder, Model, Result, Runner, Sequence};
 
 /// Timeout of filling a matrix with random words, the largest on the slowest device.
 const TIMEOUT: Duration = Duration::from_secs(300);
@@ -388,7 +388,7 @@ fn random_vision_weights(device: &Device, config: &VisionConfig) -> Result<Visio
 
 impl Runner {
     /// Adds an image encoder with random weights: as fast as a real one, with meaningless soft tokens.
-    pub fn with_random_encoder(self, config: VisionConfig, limits: ImageLimits) -> Result<Self> {
+    pub fn with_random_encoder(self, config: VisionConfig, limits: EncoderLimits) -> Result<Self> {
         let model = self.model().clone();
         let weights = random_vision_weights(&model.device, &config)?;
         let encoder = ImageEncoder::new(&model.device, config, weights, model.matrix_units(), limits)?;

@@ -20,7 +20,7 @@ use crate::{
     Error, Model, Result,
     bucket::bucket,
     decoder,
-    image_encoder::SoftTokenPool,
+    image_encoder::SoftTokenCache,
     kv_cache::KvCache,
     pacer::{Pacer, StepExtent},
     sampler::SamplerState,
@@ -96,7 +96,7 @@ pub(crate) struct Sources<'a> {
     pub sampler: &'a mut SamplerState,
     pub pacer: &'a Pacer,
     /// Of images, where the model has an image encoder.
-    pub soft_tokens: Option<&'a SoftTokenPool>,
+    pub soft_tokens: Option<&'a SoftTokenCache>,
 }
 
 impl Sources<'_> {

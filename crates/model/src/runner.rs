@@ -30,7 +30,7 @@ use crate::{
     step,
 };
 
-pub use load::{LoadImages, LoadOptions};
+pub use load::{EncoderLoadOptions, LoadOptions};
 
 /// Totals since a runner was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -365,7 +365,7 @@ impl Runner {
 
     fn programs_and_sources(&mut self) -> (&mut ProgramCache, Sources<'_>) {
         let Self { model, cache, state, sampler, programs, pacer, encoder, .. } = self;
-        let soft_tokens = encoder.as_ref().map(ImageEncoder::pool);
+        let soft_tokens = encoder.as_ref().map(ImageEncoder::soft_tokens);
         (programs, Sources { model, cache, state, sampler, pacer, soft_tokens })
     }
 
@@ -444,10 +444,18 @@ impl Runner {
                 Ok(sampled)
             }
             Err(error) => {
-                // Keys and values in the prefix cache may be wrong too: it is unknown since when.
-                self.cache.clear_prefix_cache();
+                self.clear_caches();
                 Err(error)
             }
+        }
+    }
+
+    /// Forgets what earlier steps computed, after logits that are not finite: keys and values in the prefix cache may be
+    /// wrong too, and so may soft tokens; it is unknown since when.
+    fn clear_caches(&mut self) {
+        self.cache.clear_prefix_cache();
+        if let Some(encoder) = &mut self.encoder {
+            encoder.clear();
         }
     }
 
@@ -458,7 +466,7 @@ impl Runner {
         let mut rows: Vec<Row> = (first..).zip(tokens).map(text).collect();
         for block in image_blocks(tokens) {
             let encoder = self.encoder.as_ref().ok_or(Error::NoImageEncoder)?;
-            let soft_tokens = encoder.pool().rows_of(&tokens[block.clone()])?;
+            let soft_tokens = encoder.soft_tokens().rows_of(&tokens[block.clone()])?;
             let last_visible = first + block.end as u32 - 1;
             for (row, token) in rows[block].iter_mut().zip(soft_tokens) {
                 *row = Row { token, last_visible, ..*row };
@@ -468,8 +476,8 @@ impl Runner {
         Ok(rows)
     }
 
-    /// Encodes the images that the next chunks contain, unless their soft tokens are still known, for about as long as
-    /// `budget`. Returns whether all are ready; if not, the next call continues.
+    /// Encodes those of the images whose soft tokens are not cached, for about as long as `budget`. Returns whether all are
+    /// cached; if not, the next call continues. Images must be cached when their chunk is prefilled.
     pub fn encode(&mut self, images: &[Image], budget: Duration) -> Result<bool> {
         match &mut self.encoder {
             _ if images.is_empty() => Ok(true),

@@ -26,7 +26,7 @@ use weights::blueprint::MatrixId;
 use crate::{
     Model, Result,
     decoder::BlockEnd,
-    image_encoder::SoftTokenPool,
+    image_encoder::SoftTokenCache,
     kv_cache::KvCache,
     state::{Batch, StepState},
 };
@@ -47,7 +47,7 @@ pub(crate) struct StepBuffers<'a> {
     pub kv_splits: &'a KvSplits,
     pub outputs: Option<&'a Outputs>,
     /// Of images, where the model has an image encoder.
-    pub soft_tokens: Option<&'a SoftTokenPool>,
+    pub soft_tokens: Option<&'a SoftTokenCache>,
 }
 
 /// The output of a block that is not yet added to the residual stream.
@@ -220,16 +220,16 @@ impl<'a> Step<'a> {
     fn embed_images(&mut self) -> Result<()> {
         let StepBuffers { model, state, scratch, soft_tokens, .. } = self.buffers;
         // A decode row is never an image's.
-        let Some(pool) = soft_tokens.filter(|_| self.batch != Batch::Decode) else { return Ok(()) };
+        let Some(cache) = soft_tokens.filter(|_| self.batch != Batch::Decode) else { return Ok(()) };
         let operands = soft_tokens::Operands {
-            soft: pool.buffer().view(),
+            soft: cache.buffer().view(),
             active: state.active.clone(),
             tokens: state.tokens.view(),
             residual: scratch.residual.view(),
         };
         let kernel = SoftTokens::new(&model.device)?;
         let hidden = model.config.hidden as usize;
-        Ok(kernel.record(self.recorder, "soft tokens", scratch.rows, hidden, pool.rows(), &operands)?)
+        Ok(kernel.record(self.recorder, "soft tokens", scratch.rows, hidden, cache.rows(), &operands)?)
     }
 
     /// The weight of a norm.

@@ -57,7 +57,7 @@ pub struct Config {
     /// Total bytes of decoded images in requests that wait or run. Further requests with images wait, up to
     /// `queue_timeout`.
     pub max_inflight_image_bytes: usize,
-    /// Fetch images from http and https URLs, except from private addresses. Off by default: images are data URLs.
+    /// Fetch images from http and https URLs, from public addresses only. Off by default: images must be data URLs.
     pub allow_image_urls: bool,
     /// Maximum time to fetch an image.
     pub image_url_timeout: Duration,

@@ -1,7 +1,7 @@
 //! Fetches images from http and https URLs of requests.
 //!
-//! A URL is a client's choice, so the server must not reach for it what the client cannot: services of this machine, of
-//! its network, or of the cloud it runs in. Every address is checked after its name was resolved, and the connection
+//! Clients choose the URLs, so the server must not fetch what only it can reach: services of this machine, of its
+//! network, or of the cloud it runs in. Every address is checked after its name was resolved, and the connection
 //! goes to the checked address, so that a second answer of the name server changes nothing. Redirects are followed here,
 //! each checked like the first URL. No proxy is used: it would resolve names itself.
 
@@ -134,6 +134,8 @@ fn refused_kind_v4(address: Ipv4Addr) -> Option<&'static str> {
         [127, ..] => "a loopback address",
         [10, ..] | [172, 16..=31, ..] | [192, 168, ..] => "private",
         [169, 254, ..] => "link-local",
+        // A service of Azure's machines.
+        [168, 63, 129, 16] => "a cloud provider's service",
         [100, 64..=127, ..] => "shared by a provider's customers",
         [192, 0, 2, _] | [198, 51, 100, _] | [203, 0, 113, _] => "for documentation",
         [198, 18 | 19, ..] => "for benchmarks",
@@ -180,7 +182,7 @@ fn redirect_target(url: &str, location: &str) -> Result<String, String> {
     let target_scheme = target.split("://").next().unwrap_or_default().to_ascii_lowercase();
     match (scheme, target_scheme.as_str()) {
         (_, "https") | ("http", "http") => Ok(target),
-        ("https", "http") => Err("it redirects to a URL that is not encrypted".to_owned()),
+        ("https", "http") => Err("it redirects from https to http".to_owned()),
         _ => Err("it redirects to a URL that is neither http nor https".to_owned()),
     }
 }
@@ -204,6 +206,7 @@ mod tests {
             "127.0.0.1",
             "127.255.255.254",
             "169.254.169.254",
+            "168.63.129.16",
             "172.16.0.1",
             "172.31.255.255",
             "192.0.0.1",
@@ -257,7 +260,7 @@ mod tests {
         assert_eq!(target("http://a/b/c", "/e.png#f").unwrap(), "http://a/e.png");
         assert_eq!(target("https://a:1/b", "//c/e.png").unwrap(), "https://c/e.png");
         assert_eq!(target("http://a/b", "HTTPS://c/e.png").unwrap(), "HTTPS://c/e.png");
-        assert!(target("https://a/b", "http://c/e.png").unwrap_err().contains("not encrypted"));
+        assert!(target("https://a/b", "http://c/e.png").unwrap_err().contains("https to http"));
         assert!(target("http://a/b", "ftp://c/e.png").is_err());
         assert!(target("http://a/b", "file:///etc/passwd").is_err());
     }

@@ -98,7 +98,7 @@ impl ImageLoader {
         processor: &ImageProcessor,
         sources: Vec<ImageSource>,
     ) -> Result<LoadedImages, Error> {
-        let bytes = sources.len() * processor.max_image_count() * processor.image_bytes();
+        let bytes = sources.len() * processor.max_images_per_picture() * processor.image_bytes();
         // A single request may always run.
         let units = u32::try_from(bytes.div_ceil(UNIT)).unwrap_or(u32::MAX).min(self.memory_units);
         let memory = self.admit(self.memory.clone().acquire_many_owned(units)).await?;

@@ -54,7 +54,9 @@ pub(crate) fn encode_expanded(
     }
     if found != images_per_picture.len() {
         let given = images_per_picture.len();
-        return Err(Error::Rejected(format!("the prompt has places for {found} of the {given} images")));
+        return Err(Error::Rejected(format!(
+            "the prompt has {found} <start_of_image>, but {given} images were given"
+        )));
     }
     // The piece that is being written.
     let mut piece = String::new();

@@ -169,10 +169,7 @@ fn check(files: &ModelFiles, arguments: &Arguments, prompt: &[u32]) -> anyhow::R
         return Err(model::Error::EmptyPrompt.into());
     }
     let context_length = arguments.context.unwrap_or(config.max_positions);
-    // Image tokens are not in the vocabulary.
-    let as_text = |token: &u32| if model::is_image_token(*token) { 0 } else { *token };
-    let as_text: Vec<u32> = prompt.iter().map(as_text).collect();
-    Ok(model::check_tokens(config, 0, &as_text, context_length)?)
+    Ok(model::check_tokens(config, 0, prompt, context_length)?)
 }
 
 fn prompt_text(arguments: &Arguments) -> anyhow::Result<String> {

@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, mem, time::Instant};
 
-use model::{Sampled, before_cut_image, image_blocks};
+use model::{Sampled, image_blocks, whole_image_prefix};
 
 use super::{Scheduler, recovery::request_error};
 use crate::{
@@ -89,8 +89,8 @@ impl<B: Backend> Scheduler<B> {
         Ok(())
     }
 
-    /// The tokens of the next chunk of each of the oldest prefills, after encoding their images: 0 for one whose image is
-    /// not ready.
+    /// The number of tokens in the next chunk of each of the oldest prefills. Encodes their images first; a chunk ends
+    /// before the first image that is not ready.
     fn chunk_tokens(&mut self, decode_rows: usize, max_chunks: usize) -> Result<Vec<usize>, BackendError> {
         let options = self.shared.options;
         let mixed = self.max_prefill_tokens(decode_rows, options.mixed_step_budget);
@@ -106,7 +106,9 @@ impl<B: Backend> Scheduler<B> {
         for index in 0..max_chunks {
             let prefilling = &self.prefilling[index];
             let rest = &prefilling.tokens[prefilling.prefilled..];
-            let mut count = without_cut_images(rest, room, prefill_rows == 0, max_images);
+            let count = whole_image_prefix(rest, room, prefill_rows == 0);
+            let too_many = image_blocks(&rest[..count]).nth(max_images);
+            let mut count = too_many.map_or(count, |image| image.start);
             if count == 0 {
                 break;
             }
@@ -116,7 +118,7 @@ impl<B: Backend> Scheduler<B> {
                 let start = Instant::now();
                 let before = image_blocks(&prefilling.tokens[..prefilling.prefilled]).count();
                 let images = &prefilling.job.request.images[before..before + images];
-                // The encoder takes one request's images at a time.
+                // Once an image is not ready, those of younger requests wait: the encoder works for one request at a time.
                 all_ready = all_ready && self.backend.encode(images, budget)?;
                 let joules = self.step_energy(start);
                 self.prefilling[index].job.joules.add(joules);
@@ -319,16 +321,6 @@ impl<B: Backend> Scheduler<B> {
             }
         }
     }
-}
-
-/// How many of these tokens a step prefills, where it has room for `room`: none of an image, or all of it. The first image
-/// of a step may exceed the room.
-fn without_cut_images(tokens: &[u32], room: usize, is_first: bool, max_images: usize) -> usize {
-    let mut count = before_cut_image(tokens, room);
-    if count == 0 && is_first && room > 0 {
-        count = image_blocks(tokens).next().map_or(0, |image| image.end);
-    }
-    image_blocks(&tokens[..count]).nth(max_images).map_or(count, |image| image.start)
 }
 
 /// Selected requests of a decode batch.

@@ -46,13 +46,13 @@ pub(super) struct Recording<'a> {
     pub units: MatrixUnits,
 }
 
-/// A block's output that is not yet added to the residual stream has a bias, which is added with it.
-struct NormAfter {
-    /// The bias of the block's output.
-    bias: Slot,
-    /// The norm that follows.
+/// The vectors of a residual add and of the LayerNorm after it, named as in [`layer_norm::Operands`].
+struct AddNorm {
+    /// Bias of the block's output.
+    x_bias: Slot,
+    /// Weight and bias of the norm.
     weight: Slot,
-    weight_bias: Slot,
+    bias: Slot,
 }
 
 impl Recording<'_> {
@@ -63,29 +63,29 @@ impl Recording<'_> {
         let scratch = self.scratch;
         if layer == 0 {
             self.embed(&mut recorder)?;
-            let norm = NormAfter {
-                bias: outside(Role::PatchEmbedBias),
+            let norm = AddNorm {
+                x_bias: outside(Role::PatchEmbedBias),
                 weight: slot(Role::AttentionNorm),
-                weight_bias: slot(Role::AttentionNormBias),
+                bias: slot(Role::AttentionNormBias),
             };
             self.add_and_norm(&mut recorder, &norm, &scratch.normed)?;
         }
         self.attention(&mut recorder, layer)?;
-        let norm = NormAfter {
-            bias: slot(Role::OutputBias),
+        let norm = AddNorm {
+            x_bias: slot(Role::OutputBias),
             weight: slot(Role::FeedForwardNorm),
-            weight_bias: slot(Role::FeedForwardNormBias),
+            bias: slot(Role::FeedForwardNormBias),
         };
         self.add_and_norm(&mut recorder, &norm, &scratch.normed)?;
         self.feed_forward(&mut recorder, layer)?;
-        let bias = slot(Role::DownBias);
+        let x_bias = slot(Role::DownBias);
         if layer + 1 < self.config.layers {
             let next = |role| Slot::vision(Some(layer + 1), role);
-            let (weight, weight_bias) = (next(Role::AttentionNorm), next(Role::AttentionNormBias));
-            self.add_and_norm(&mut recorder, &NormAfter { bias, weight, weight_bias }, &scratch.normed)?;
+            let (weight, bias) = (next(Role::AttentionNorm), next(Role::AttentionNormBias));
+            self.add_and_norm(&mut recorder, &AddNorm { x_bias, weight, bias }, &scratch.normed)?;
         } else {
-            let (weight, weight_bias) = (outside(Role::FinalNorm), outside(Role::FinalNormBias));
-            self.add_and_norm(&mut recorder, &NormAfter { bias, weight, weight_bias }, &scratch.encoded)?;
+            let (weight, bias) = (outside(Role::FinalNorm), outside(Role::FinalNormBias));
+            self.add_and_norm(&mut recorder, &AddNorm { x_bias, weight, bias }, &scratch.encoded)?;
             self.soft_tokens(&mut recorder)?;
         }
         Ok(recorder)
@@ -205,7 +205,7 @@ impl Recording<'_> {
         self.product(recorder, "down", single(self.weights, down)?, activated, &target, &scratch.active())
     }
 
-    /// soft = projection · norm(mean of squares of patches).
+    /// soft = projection · RMSNorm(average pooling of the patches).
     fn soft_tokens(&self, recorder: &mut Recorder) -> Result<()> {
         let (scratch, config) = (self.scratch, self.config);
         let side = config.patches_per_side() as usize;
@@ -232,14 +232,14 @@ impl Recording<'_> {
     }
 
     /// residual += block + bias; y = norm(residual).
-    fn add_and_norm(&self, recorder: &mut Recorder, norm: &NormAfter, y: &Vectors) -> Result<()> {
+    fn add_and_norm(&self, recorder: &mut Recorder, norm: &AddNorm, y: &Vectors) -> Result<()> {
         let fusion = layer_norm::Fusion { add: true, output: y.kind() };
         let operands = layer_norm::Operands {
             x: Some(self.scratch.block.view()),
-            x_bias: Some(self.vector(norm.bias)?),
+            x_bias: Some(self.vector(norm.x_bias)?),
             residual: self.scratch.residual.view(),
             weight: self.vector(norm.weight)?,
-            bias: self.vector(norm.weight_bias)?,
+            bias: self.vector(norm.bias)?,
             active: self.scratch.active(),
             y,
         };

@@ -57,7 +57,7 @@ pub(super) fn bytes(config: &VisionConfig, images: u32) -> u64 {
     let [hidden, wide, patch] =
         [config.hidden, config.intermediate.max(3 * config.hidden), config.patch_values()].map(u64::from);
     // Residual stream, normed rows, queries, keys, values, attention's output twice, a block's output, the encoder's
-    // output; wide rows and their activations; patches twice.
+    // output; wide rows and their activations; patches in f32, packed, and in staging memory.
     let row = 9 * hidden + 2 * wide + 3 * patch.next_multiple_of(128);
     let soft = u64::from(config.soft_tokens()) * (u64::from(config.text_hidden) + hidden);
     u64::from(images) * (row * u64::from(config.patches()) + soft) * 4 + FIXED

@@ -5,7 +5,7 @@ use super::{
     HeldPages, PageConfig, PageCopy, PageKind, Sequence, TreePosition, min_copied,
     prefix_tree::{NodeId, PrefixTree, ROOT},
 };
-use crate::image::before_cut_image;
+use crate::image::floor_image_boundary;
 
 /// The pages of one kind.
 #[derive(Debug)]
@@ -171,7 +171,7 @@ impl PageStore {
             let found = self.find_prefix_of(&tokens[..end]);
             let full = found.nodes.len() * self.config.page_size as usize;
             let len = full + found.partial.map_or(0, |(_, count)| count);
-            end = before_cut_image(tokens, len);
+            end = floor_image_boundary(tokens, len);
             if end == len {
                 return found;
             }

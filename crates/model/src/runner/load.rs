@@ -15,7 +15,7 @@ use weights::{
 };
 
 use super::Runner;
-use crate::{Error, ImageEncoder, ImageLimits, Limits, Model, Result, Sampling};
+use crate::{EncoderLimits, Error, ImageEncoder, Limits, Model, Result, Sampling};
 
 /// How a runner is loaded.
 pub struct LoadOptions<'a> {
@@ -31,15 +31,15 @@ pub struct LoadOptions<'a> {
     /// How the weights are read.
     pub stream: Options,
     /// The image encoder, if it is to be loaded too.
-    pub images: Option<LoadImages<'a>>,
+    pub encoder: Option<EncoderLoadOptions<'a>>,
 }
 
 /// How an image encoder is loaded.
-pub struct LoadImages<'a> {
+pub struct EncoderLoadOptions<'a> {
     /// Its files.
     pub vision: &'a Vision,
     /// The sizes of its buffers.
-    pub limits: ImageLimits,
+    pub limits: EncoderLimits,
     /// The memory of its weights.
     pub memory: Memory,
 }
@@ -52,23 +52,23 @@ impl Runner {
         options: &LoadOptions<'_>,
         control: &Control,
     ) -> Result<(Self, Stats)> {
-        let LoadOptions { placement, limits, reproducible, samplings, stream, images } = options;
+        let LoadOptions { placement, limits, reproducible, samplings, stream, encoder } = options;
         let weights = load::allocate(device, checkpoint, placement, stream)?;
         let model = Model::from_weights(device, checkpoint.config.clone(), weights)?;
         let model = Arc::new(model.with_reproducible(*reproducible));
         let mut runner = Runner::new(model.clone(), *limits)?;
-        let vision = images.as_ref().map(|images| VisionBlueprint::new(images.vision)).transpose()?;
-        if let (Some(blueprint), Some(images)) = (&vision, images) {
-            let soft_tokens = images.vision.config.soft_tokens();
+        let vision = encoder.as_ref().map(|options| VisionBlueprint::new(options.vision)).transpose()?;
+        if let (Some(blueprint), Some(encoder)) = (&vision, encoder) {
+            let soft_tokens = encoder.vision.config.soft_tokens();
             if limits.prefill_chunk < soft_tokens {
                 return Err(Error::Limits(format!(
                     "prefill chunks of {} tokens: an image has {soft_tokens}, which are prefilled in one step",
                     limits.prefill_chunk
                 )));
             }
-            let weights = blueprint.allocate(device, images.memory, stream)?;
-            let (config, units) = (images.vision.config.clone(), model.matrix_units());
-            runner = runner.with_encoder(ImageEncoder::new(device, config, weights, units, images.limits)?);
+            let weights = blueprint.allocate(device, encoder.memory, stream)?;
+            let (config, units) = (encoder.vision.config.clone(), model.matrix_units());
+            runner = runner.with_encoder(ImageEncoder::new(device, config, weights, units, encoder.limits)?);
         }
         if !samplings.is_empty() {
             runner.allocate_first_requests(samplings)?;

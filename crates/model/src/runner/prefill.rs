@@ -8,7 +8,7 @@ use super::{MAX_OUTPUT_ROWS, Runner};
 use crate::{
     Error, Result, Sampled, Sampling,
     bucket::bucket,
-    image::{before_cut_image, image_blocks},
+    image::whole_image_prefix,
     pages::Sequence,
     programs::Output,
     sampling::RowSampling,
@@ -16,7 +16,8 @@ use crate::{
 };
 
 impl Runner {
-    /// Prefills a prompt chunk by chunk, after [`Runner::encode`] for its images, and samples the token after it. `progress` receives the number of
+    /// Prefills a prompt chunk by chunk, and samples the token after it. Its images must have been encoded
+    /// ([`Runner::encode`]). `progress` receives the number of
     /// tokens done after each chunk, and cancels by returning `false`.
     pub fn prompt(
         &mut self,
@@ -126,7 +127,7 @@ impl Runner {
             scores.resize(first + rows.len(), 0.0);
             for (row, value) in output_rows.iter().zip(nll) {
                 if !value.is_finite() {
-                    self.cache.clear_prefix_cache();
+                    self.clear_caches();
                     return Err(Error::NonFiniteLogits { position: sequence.len() + row });
                 }
                 scores[first + *row as usize] = value;
@@ -187,9 +188,7 @@ impl Runner {
 
     /// The tokens of the next prefill chunk, at most `max`: images are prefilled as a whole.
     fn next_chunk<'a>(&self, sequence: &Sequence, tokens: &'a [u32], max: usize) -> &'a [u32] {
-        let size = before_cut_image(tokens, self.chunk_rows(sequence.len(), max));
-        let first_image = || image_blocks(tokens).next().map_or(tokens.len(), |image| image.end);
-        &tokens[..if size == 0 { first_image() } else { size }]
+        &tokens[..whole_image_prefix(tokens, self.chunk_rows(sequence.len(), max), true)]
     }
 
     /// A step of one prefill chunk.

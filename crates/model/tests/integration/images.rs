@@ -6,7 +6,9 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 use checkpoint::{Checkpoint, Vision};
 use gpu::Device;
 use images::{ContentHash, Patches};
-use model::{DecodeRow, Image, ImageLimits, KvScheme, Limits, LoadImages, LoadOptions, Runner, Sampling};
+use model::{
+    DecodeRow, EncoderLimits, EncoderLoadOptions, Image, KvScheme, Limits, LoadOptions, Runner, Sampling,
+};
 use serde_json::Value;
 use weights::stream::{Control, Options};
 
@@ -18,7 +20,7 @@ const NAMES: [&str; 3] = ["gemma3_vision_older", "gemma3_vision_newer", "gemma3_
 const WHOLE: Duration = Duration::from_secs(3600);
 
 /// Many pages so small that blocks cross them, and chunks that could cut images.
-const IMAGE_LIMITS: ImageLimits = ImageLimits { max_images: 2, pool_images: 3 };
+const ENCODER_LIMITS: EncoderLimits = EncoderLimits { max_images: 2, cached_images: 3 };
 
 struct VisionFixture {
     name: &'static str,
@@ -102,14 +104,15 @@ impl VisionFixture {
     }
 
     fn runner(&self, device: &Device, limits: Limits) -> Runner {
-        let images = LoadImages { vision: &self.vision, limits: IMAGE_LIMITS, memory: gpu::Memory::Device };
+        let encoder =
+            EncoderLoadOptions { vision: &self.vision, limits: ENCODER_LIMITS, memory: gpu::Memory::Device };
         let options = LoadOptions {
             placement: &placement(device, &self.checkpoint),
             limits,
             reproducible: false,
             samplings: &[],
             stream: Options { slot_bytes: 1 << 20, slots: 2, threads: 1, ..Options::default() },
-            images: Some(images),
+            encoder: Some(encoder),
         };
         Runner::load(device, &self.checkpoint, &options, &Control::default()).unwrap().0
     }

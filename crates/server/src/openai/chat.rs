@@ -114,7 +114,7 @@ struct ContentPart {
 enum Content {
     Text(String),
     Parts(Vec<Part>),
-    /// The part at `index` has a type other than text.
+    /// The part at `index` has a type other than `text` and `image_url`.
     UnsupportedPart {
         index: usize,
         r#type: String,

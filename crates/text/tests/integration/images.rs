@@ -203,7 +203,7 @@ fn every_image_needs_a_place() {
     ] {
         assert_eq!(error(source), unsupported, "{source}");
     }
-    assert_eq!(error("<start_of_image>"), "the prompt has places for 1 of the 2 images");
+    assert_eq!(error("<start_of_image>"), "the prompt has 1 <start_of_image>, but 2 images were given");
     assert_eq!(error("{{ raise_exception('no lists') }}"), "no lists");
     // The caller's own mistake.
     assert!(encode(&[user(vec![IMAGE])], &[]).is_err());

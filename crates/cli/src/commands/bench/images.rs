@@ -6,7 +6,7 @@ use std::{process::ExitCode, sync::Arc, time::Duration, time::Instant};
 use checkpoint::VisionConfig;
 use gpu::Device;
 use images::{ContentHash, Patches};
-use model::{Image, ImageLimits, Limits, Model, Runner, Sampling};
+use model::{EncoderLimits, Image, Limits, Model, Runner, Sampling};
 use serde::Serialize;
 use serde_json::json;
 
@@ -50,10 +50,10 @@ pub fn run(
     let limits = Limits::new(info, &model.config, 1, context.min(model.config.max_positions));
     let limits = Limits { kv_scheme: plan.kv, ..limits.with_images(soft_tokens) };
     let memory = info.heaps.iter().filter(|heap| heap.device_local).map(|heap| heap.size).max();
-    let image_limits = ImageLimits::new(&vision, memory.unwrap_or(0), limits.prefill_chunk);
-    let pool_images = image_limits.pool_images.max(most as u32);
-    let image_limits = ImageLimits { pool_images, ..image_limits };
-    let mut runner = Runner::new(model.clone(), limits)?.with_random_encoder(vision, image_limits)?;
+    let encoder_limits = EncoderLimits::new(&vision, memory.unwrap_or(0), limits.prefill_chunk);
+    let cached_images = encoder_limits.cached_images.max(most as u32);
+    let encoder_limits = EncoderLimits { cached_images, ..encoder_limits };
+    let mut runner = Runner::new(model.clone(), limits)?.with_random_encoder(vision, encoder_limits)?;
     let mut progress = output::Progress::new();
     let mut lines = vec![];
     for count in counts {
@@ -73,19 +73,19 @@ pub fn run(
             json!({ "name": share.name, "count": share.count, "milliseconds": share.nanoseconds / 1e6 })
         });
         output::print_json(&json!({
-            "device": info.name, "driver": info.driver, "model": name, "images_together": image_limits.max_images,
+            "device": info.name, "driver": info.driver, "model": name, "images_together": encoder_limits.max_images,
             "images": lines, "kernels": kernels.collect::<Vec<_>>(),
         }))?;
         return Ok(ExitCode::SUCCESS);
     }
     let mut text = format!(
         "{}, {}\n{name}, random weights, up to {} images encoded together\n\n\
-         images   encode   tokens   time to first token   of as much text\n",
-        info.name, info.driver, image_limits.max_images
+         images   encode   tokens   time to first token   text of the same length\n",
+        info.name, info.driver, encoder_limits.max_images
     );
     for line in &lines {
         text += &format!(
-            "{:>6} {:>5.1} ms {:>8} {:>18.1} ms {:>14.1} ms\n",
+            "{:>6} {:>5.1} ms {:>8} {:>18.1} ms {:>23.1} ms\n",
             line.images, line.encode_ms, line.prompt_tokens, line.ttft_ms, line.text_ttft_ms
         );
     }

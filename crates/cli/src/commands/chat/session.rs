@@ -187,7 +187,7 @@ impl Session {
     pub fn send(&mut self, text: &str) -> anyhow::Result<()> {
         let images = std::mem::take(&mut self.attached);
         let sent = self.print_reply(|chat| chat.send_with_images(text, images.clone()));
-        if sent.is_err() {
+        if !matches!(sent, Ok(true)) {
             // For another attempt.
             self.attached = images;
         }
@@ -198,8 +198,14 @@ impl Session {
     pub fn send_instead(&mut self, text: &str) -> anyhow::Result<()> {
         let messages = self.chat.messages();
         let last = messages.iter().rposition(|message| message.role == "user").unwrap_or(messages.len());
-        let images = [self.chat.images_from(last), &std::mem::take(&mut self.attached)].concat();
-        self.replace_from(last, |chat| chat.send_with_images(text, images))
+        let attached = std::mem::take(&mut self.attached);
+        let images = [self.chat.images_from(last), &attached].concat();
+        let replaced = self.replace_from(last, |chat| chat.send_with_images(text, images));
+        if replaced.is_err() {
+            // For another attempt.
+            self.attached = attached;
+        }
+        replaced
     }
 
     /// Generates another reply in place of the last one.

@@ -162,7 +162,7 @@ settings! {
         #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
         allow_image_urls: bool, "allow-image-urls", "INDRIK_ALLOW_IMAGE_URLS", "false", "Fetch images of requests from http and https URLs, from public addresses only; otherwise images are data URLs";
         #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
-        pan_and_scan: bool, "pan-and-scan", "INDRIK_PAN_AND_SCAN", "false", "Also encode up to four crops of wide and high images: more details, more prompt tokens";
+        pan_and_scan: bool, "pan-and-scan", "INDRIK_PAN_AND_SCAN", "false", "Also encode up to four crops of wide or tall images: more detail, more prompt tokens";
         think: Think, "think", "INDRIK_THINK", "auto", "Whether the model thinks before it answers, unless a request says otherwise: on, off, or auto for the default of its chat template";
         log_format: LogFormat, "log-format", "INDRIK_LOG_FORMAT", "text", "Log format: text, or json with one object per line";
         #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]

@@ -1,4 +1,4 @@
-//! The pool of soft tokens: embeddings of the images of running prompts.
+//! The cache of soft tokens: embeddings of the images of running prompts.
 
 use std::time::Duration;
 
@@ -7,19 +7,19 @@ use gpu::{Arena, Buffer, Device, Lifetime, Memory};
 
 use crate::{Error, IMAGE_TOKEN, Image, Result};
 
-/// Soft tokens of the last images, f32, `[image][soft token][hidden size of the language model]`.
-pub(crate) struct SoftTokenPool {
+/// Soft tokens of recently used images, f32, `[image][soft token][hidden size of the language model]`.
+pub(crate) struct SoftTokenCache {
     device: Device,
     buffer: Buffer,
     /// Soft tokens per image.
     soft_tokens: u32,
     image_bytes: u64,
-    images: Vec<Option<PooledImage>>,
+    images: Vec<Option<CachedImage>>,
     /// Incremented with every use: the time of least-recently-used eviction.
     clock: u64,
 }
 
-struct PooledImage {
+struct CachedImage {
     /// Its tokens in a prompt.
     tokens: Vec<u32>,
     used_at: u64,
@@ -29,12 +29,12 @@ fn image_bytes(config: &VisionConfig) -> u64 {
     u64::from(config.soft_tokens()) * u64::from(config.text_hidden) * 4
 }
 
-/// Bytes of a pool.
+/// Bytes of a cache.
 pub(super) fn bytes(config: &VisionConfig, images: u32) -> u64 {
     image_bytes(config) * u64::from(images)
 }
 
-impl SoftTokenPool {
+impl SoftTokenCache {
     pub fn new(device: &Device, config: &VisionConfig, images: u32) -> Result<Self> {
         let mut arena = Arena::new(device, Lifetime::Scratch, Memory::Device).with_block_size(1 << 20);
         Ok(Self {
@@ -70,8 +70,7 @@ impl SoftTokenPool {
         self.images.iter().position(|image| image.as_ref().is_some_and(|image| image.tokens == tokens))
     }
 
-    /// The tokens of a step for these tokens of a prompt, which are one whole image: each with the bit of image tokens,
-    /// and else its row of the buffer.
+    /// The step's tokens for these prompt tokens, which are one whole image: `IMAGE_TOKEN | row of the buffer`.
     pub fn rows_of(&self, tokens: &[u32]) -> Result<impl Iterator<Item = u32> + use<>> {
         let slot = self.find(tokens).ok_or_else(|| {
             let text =
@@ -88,23 +87,43 @@ impl SoftTokenPool {
         for image in images {
             let tokens: Vec<u32> = image.tokens().collect();
             if let Some(slot) = self.find(&tokens)
-                && let Some(pooled) = &mut self.images[slot]
+                && let Some(cached) = &mut self.images[slot]
             {
-                pooled.used_at = self.clock;
+                cached.used_at = self.clock;
             }
         }
     }
 
-    /// Copies the soft tokens of images that follow each other in `soft`. The least recently used images make room.
-    pub fn insert(&mut self, images: &[Image], soft: &Buffer, timeout: Duration) -> Result<()> {
+    /// Copies the soft tokens of images that follow each other in `soft`. The least recently used images make room; of
+    /// those that are copied, the ones in `needed` count as used now.
+    pub fn insert(
+        &mut self,
+        images: &[Image],
+        needed: &[Image],
+        soft: &Buffer,
+        timeout: Duration,
+    ) -> Result<()> {
         let mut recorder = self.device.recorder()?;
+        let mut inserted: Vec<(usize, CachedImage)> = vec![];
         for (index, image) in (0..).zip(images) {
             let age = |slot: &usize| self.images[*slot].as_ref().map(|image| image.used_at);
-            let Some(slot) = (0..self.images.len()).min_by_key(age) else { continue };
+            let is_free = |slot: &usize| inserted.iter().all(|(taken, _)| taken != slot);
+            let Some(slot) = (0..self.images.len()).filter(is_free).min_by_key(age) else { break };
             let part = |index: u64| index * self.image_bytes..(index + 1) * self.image_bytes;
             recorder.copy("soft tokens", soft.slice(part(index))?, self.buffer.slice(part(slot as u64))?)?;
-            self.images[slot] = Some(PooledImage { tokens: image.tokens().collect(), used_at: self.clock });
+            let is_needed = needed.iter().any(|other| other.id() == image.id());
+            let used_at = if is_needed { self.clock } else { self.clock.saturating_sub(1) };
+            inserted.push((slot, CachedImage { tokens: image.tokens().collect(), used_at }));
         }
-        Ok(recorder.seal()?.run(timeout)?)
+        // If the copy fails, these slots hold nothing.
+        inserted.iter().for_each(|(slot, _)| self.images[*slot] = None);
+        recorder.seal()?.run(timeout)?;
+        inserted.into_iter().for_each(|(slot, image)| self.images[slot] = Some(image));
+        Ok(())
+    }
+
+    /// Forgets all images.
+    pub fn clear(&mut self) {
+        self.images.fill_with(|| None);
     }
 }
