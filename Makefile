@@ -54,12 +54,13 @@ export_path = path=$$(cat target/$(2) 2>/dev/null); [ -z "$$path" ] || export IN
 clients: setup model ## test the server with OpenAI's Python and npm packages and schemathesis; tool calls too after `make models`
 	$(call export_path,QWEN,test-qwen) scripts/clients.sh
 
-soak: setup ## the long tests: load for INDRIK_SOAK=1800 seconds (`make test` has 40 of them), all kernels for RDNA3, the shader compiler, all models in all settings, random cases
+soak: setup ## the long tests: load for INDRIK_SOAK=1800 seconds (`make test` has 40 of them), all kernels for RDNA3, the shader compiler, all models in all settings, random cases, long inputs
 	cargo clippy -p indrik-shaders --all-targets
 	cargo test -p indrik-shaders
 	env -u PROPTEST_RNG_SEED PROPTEST_CASES=200000 cargo test -p indrik-engine --lib properties
 	cargo test -p indrik-cli --test integration rdna3 -- --ignored
 	INDRIK_TEST_ALL=1 cargo test -p indrik-model --test integration
+	$(call export_path,SMOLLM2,test-smollm2) cargo test -p indrik-text -p indrik-checkpoint --test integration _time -- --ignored
 	INDRIK_SOAK=$(or $(INDRIK_SOAK),1800) cargo test -p indrik-cli --test load -- --nocapture
 
 withstand: setup ## measure what slow, silent and flooding clients do to others, the table of docs/security.md

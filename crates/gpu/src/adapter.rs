@@ -66,6 +66,13 @@ pub struct AdapterInfo {
     pub memory_types: Vec<MemoryType>,
 }
 
+impl AdapterInfo {
+    /// Bytes of the largest device-local heap; 0 if there is none.
+    pub fn local_memory(&self) -> u64 {
+        self.heaps.iter().filter(|heap| heap.device_local).map(|heap| heap.size).max().unwrap_or(0)
+    }
+}
+
 /// A physical device that can be opened.
 #[derive(Clone)]
 pub struct Adapter {

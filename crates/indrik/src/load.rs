@@ -247,9 +247,8 @@ fn load_runner(
     let mut demand =
         blueprint.demand(&checkpoint.config, &limits.reservation(&checkpoint.config, output_rows));
     let mut total_bytes = blueprint.file_bytes();
-    let encoder_limits = vision.map(|vision| {
-        EncoderLimits::new(&vision.config, largest_local_heap(device.info()), limits.prefill_chunk)
-    });
+    let encoder_limits = vision
+        .map(|vision| EncoderLimits::new(&vision.config, device.info().local_memory(), limits.prefill_chunk));
     if let (Some(vision), Some(limits)) = (vision, encoder_limits) {
         let blueprint = VisionBlueprint::new(vision)?;
         demand.add_weight(blueprint.demand());
@@ -293,11 +292,6 @@ fn load_runner(
         Runner::load(device, checkpoint, &load_options, control)
     });
     Ok((loaded?.0, placement.heaps))
-}
-
-/// Bytes of the largest device-local heap.
-fn largest_local_heap(device: &AdapterInfo) -> u64 {
-    device.heaps.iter().filter(|heap| heap.device_local).map(|heap| heap.size).max().unwrap_or(0)
 }
 
 /// The sampling parameters of a server's usual requests, the most usual last.

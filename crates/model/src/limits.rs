@@ -66,12 +66,10 @@ impl Limits {
         let sliding_kv_rows: u64 = own.map(|attention| u64::from(attention.kv_rows())).sum();
         let kv = sliding_kv_rows * 2 * 2 * u64::from(max_sequences);
         let row = row_bytes(config) + kv;
-        let memory =
-            adapter.heaps.iter().filter(|heap| heap.device_local).map(|heap| heap.size).max().unwrap_or(0);
         with_chunk(
             [2048, 1024]
                 .into_iter()
-                .find(|rows| u64::from(*rows) * row <= memory / CHUNK_SHARE)
+                .find(|rows| u64::from(*rows) * row <= adapter.local_memory() / CHUNK_SHARE)
                 .unwrap_or(512),
         )
     }

@@ -108,3 +108,37 @@ pub(crate) fn rank_of_score(score: f32) -> u32 {
     let ascending = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
     !ascending
 }
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    /// Work is counted, not timed: every candidate of the heap was a lookup of a pair before.
+    #[test]
+    fn repetitive_texts_take_three_lookups_per_symbol() {
+        const SYMBOLS: usize = 100_000;
+        // Longer tokens first, shorter tokens first, and rank by start alone, for spans of equal symbols.
+        let ranks: [fn(&Symbol, u32) -> u32; 3] =
+            [|_, len| u32::MAX - len, |_, len| len, |left, _| left.start];
+        for (index, rank) in ranks.into_iter().enumerate() {
+            // Tokens of any length, of powers of two, of up to 16 symbols, and none.
+            let in_vocabulary: [fn(u32) -> bool; 4] =
+                [|_| true, u32::is_power_of_two, |len| len <= 16, |_| false];
+            for (kind, in_vocabulary) in in_vocabulary.into_iter().enumerate() {
+                let mut merger = Merger::default();
+                (0..SYMBOLS).for_each(|start| merger.push(start, 1, 0));
+                let lookups = Cell::new(0_usize);
+                merger.run(|left, right| {
+                    lookups.set(lookups.get() + 1);
+                    let len = left.len + right.len;
+                    in_vocabulary(len).then(|| (rank(left, len), 0))
+                });
+                assert_eq!(merger.symbols().map(|symbol| symbol.len as usize).sum::<usize>(), SYMBOLS);
+                assert!(merger.symbols().count() == 1 || kind > 0, "{index} {kind}");
+                assert!(lookups.get() < 3 * SYMBOLS, "{index} {kind}: {} lookups", lookups.get());
+            }
+        }
+    }
+}

@@ -1,4 +1,5 @@
-//! A check that parsing takes linear time, without a time limit that a busy machine could exceed.
+//! A check that parsing takes linear time, for `make soak`: a ratio of times, so that the machine's speed does
+//! not matter.
 
 use std::time::{Duration, Instant};
 

@@ -127,6 +127,7 @@ fn damaged_json_is_rejected() {
 
 /// 30 times the text takes about 40 times as long with n log n, and 900 times with n².
 #[test]
+#[ignore = "measures time: `make soak` runs it"]
 fn repetitive_texts_take_n_log_n_time() {
     let byte_level = {
         let mut vocabulary = Vocabulary::new(VocabularyKind::Bpe);

@@ -289,6 +289,7 @@ fn random_texts_match_hugging_face() {
 /// Repetitive text takes at most a small multiple of the time of prose, so nothing is quadratic. Prints the
 /// speed.
 #[test]
+#[ignore = "measures time: `make soak` runs it"]
 fn long_texts_take_linear_time() {
     const LONG: usize = 256 << 10;
     let Some(path) = data("wikitext2-test.txt") else { return };

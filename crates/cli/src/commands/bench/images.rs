@@ -49,8 +49,7 @@ pub fn run(
     let context = (most * (soft_tokens as usize + TEXT_TOKENS) + TEXT_TOKENS) as u32;
     let limits = Limits::new(info, &model.config, 1, context.min(model.config.max_positions));
     let limits = Limits { kv_scheme: plan.kv, ..limits.with_images(soft_tokens) };
-    let memory = info.heaps.iter().filter(|heap| heap.device_local).map(|heap| heap.size).max();
-    let encoder_limits = EncoderLimits::new(&vision, memory.unwrap_or(0), limits.prefill_chunk);
+    let encoder_limits = EncoderLimits::new(&vision, info.local_memory(), limits.prefill_chunk);
     let cached_images = encoder_limits.cached_images.max(most as u32);
     let encoder_limits = EncoderLimits { cached_images, ..encoder_limits };
     let mut runner = Runner::new(model.clone(), limits)?.with_random_encoder(vision, encoder_limits)?;

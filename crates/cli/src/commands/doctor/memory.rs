@@ -139,8 +139,8 @@ fn usable(system: &System, info: &AdapterInfo, apu: Option<&AmdGpu>) -> Finding 
 
 /// Without resizable BAR, the CPU maps 256 MiB of a discrete GPU at a time.
 fn resizable_bar(system: &System, info: &AdapterInfo) -> Option<Finding> {
-    let local = info.heaps.iter().filter(|heap| heap.device_local).map(|heap| heap.size).max()?;
     let bar = system.largest_bar(info.pci_address.as_deref()?)?;
+    let local = info.local_memory();
     if info.kind != AdapterKind::Discrete || bar >= local / 2 {
         return None;
     }
