@@ -28,7 +28,8 @@ SAMPLES = 900
 ORIENTATION = 0x0112
 # Pictures that are also compared at the real models' sizes, which takes longer.
 FULL_SIZE = [
-    "landscape.png", "portrait.png", "tiny.png", "huge.png", "alpha.png", "grey.png", "palette.png", "rotated.jpg",
+    "landscape.png", "portrait.png", "tiny.png", "huge.png", "alpha.png", "grey.png", "palette.png", "rotated.png",
+    "rotated.jpg",
     "lossy_alpha.webp", "animation.gif",
 ]
 PAN_AND_SCAN = dict(
@@ -144,6 +145,7 @@ def write_pictures():
 
     exif = Image.Exif()
     exif[ORIENTATION] = 6
+    save(draw(210, 140), "rotated.png", optimize=True, exif=exif)
     save(smooth(300, 200), "rotated.jpg", quality=92, subsampling=0, exif=exif)
     save(smooth(260, 180), "progressive.jpg", quality=90, subsampling=0, progressive=True)
     save(smooth(260, 180), "subsampled.jpg", quality=90, subsampling=2)
