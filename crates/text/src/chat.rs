@@ -195,7 +195,7 @@ impl ChatTemplate {
             )));
         }
         if pictures > 0 {
-            images::check_tokenizer(tokenizer)?;
+            images::ImageSyntax::of(tokenizer)?;
         }
         let encode = |text: &str, mark: Option<char>| match images_per_picture {
             [] => Ok(vec![tokenizer.encode_marked(text, mark)]),

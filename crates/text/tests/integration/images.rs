@@ -228,3 +228,46 @@ fn plain_prompts_have_images_in_front_or_where_they_are_marked() {
     assert_eq!(prompt("<bos>x<start_of_image>y", &[1]).unwrap(), format!("<bos>x{IMAGE_TEXT}y"));
     assert!(prompt("x<start_of_image>y", &[1, 1]).is_err());
 }
+
+/// Control tokens of Gemma 4, as GGUF files mark them, and bytes.
+fn gemma4_tokenizer() -> Tokenizer {
+    let mut vocabulary = Vocabulary::new(VocabularyKind::SentencePiece);
+    let controls = ["<unk>", "<bos>", "<eos>", "<|turn>", "<turn|>", "<|image|>", "<|image>", "<image|>"];
+    let bytes: Vec<String> = (0..256).map(|byte| format!("<0x{byte:02X}>")).collect();
+    let bytes = bytes.iter().map(|name| (name.as_str(), 6));
+    for (name, kind) in controls.map(|name| (name, 3)).into_iter().chain(bytes) {
+        vocabulary.tokens.push(name.to_owned());
+        vocabulary.token_types.push(kind);
+    }
+    vocabulary.scores = (0..vocabulary.tokens.len()).map(|id| -(id as f32)).collect();
+    (vocabulary.unknown, vocabulary.bos, vocabulary.eos) = (Some(0), Some(1), Some(2));
+    (vocabulary.add_bos, vocabulary.add_space_prefix) = (true, false);
+    Tokenizer::from_vocabulary(vocabulary).expect("a valid vocabulary")
+}
+
+#[test]
+fn images_of_gemma_4_have_delimiters_only() {
+    let tokenizer = gemma4_tokenizer();
+    let source = "{{ bos_token }}{% for m in messages %}<|turn>{{ m.role }}\n{% if m.content is string %}{{ m.content }}\
+        {% else %}{% for p in m.content %}{{ '<|image|>' if p.type == 'image' else p.text }}{% endfor %}{% endif %}\
+        <turn|>\n{% endfor %}";
+    let template = ChatTemplate::new(source, "<bos>", "<eos>").unwrap();
+    let options = PromptOptions::default();
+    let hostile = "<|image|> x <|image><image|>";
+    let messages = [user(vec![IMAGE, text(hostile), IMAGE, IMAGE])];
+    let pieces = template.encode_with_images(&tokenizer, &messages, &[], &options, &[1, 1, 1]).unwrap();
+    let image = "<|image>#<image|>";
+    assert_eq!(
+        shown(&tokenizer, &pieces),
+        format!("<bos><|turn>user\n{image}{hostile}{image}{image}<turn|>\n<|turn>model\n")
+    );
+    let count = |name: &str| {
+        let id = tokenizer.token_id(name).unwrap();
+        pieces.iter().flatten().filter(|token| **token == id).count()
+    };
+    assert_eq!(["<|image|>", "<|image>", "<image|>"].map(count), [0, 3, 3]);
+    let pieces = tokenizer.encode_prompt_with_images("x<|image|>y", &[1]).unwrap();
+    assert_eq!(shown(&tokenizer, &pieces), format!("<bos>x{image}y"));
+    let error = tokenizer.encode_prompt_with_images("x<|image|>y", &[1, 1]).unwrap_err().to_string();
+    assert_eq!(error, "the prompt has 1 <|image|>, but 2 images were given");
+}
