@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from logit_fixtures import gemma3, gemma3_vision, gemma4, llama_qwen, mistral
+from logit_fixtures import gemma3, gemma3_vision, gemma4, gemma4_vision, llama_qwen, mistral
 from logit_fixtures.shared import folder_size
 
 
@@ -23,7 +23,7 @@ def main(out):
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     out.mkdir(parents=True, exist_ok=True)
-    for family in (gemma3, gemma3_vision, llama_qwen, gemma4, mistral):
+    for family in (gemma3, gemma3_vision, llama_qwen, gemma4, gemma4_vision, mistral):
         for name in family.NAMES:
             shutil.rmtree(out / name, ignore_errors=True)
         family.make(out)

@@ -261,6 +261,7 @@ def write_reference(folder, fixture, model, note, keys, tensors):
         start_of_image=fixture.marks[0], end_of_image=fixture.marks[1], soft_token=fixture.marks[2],
         vocab=fixture.text["vocab_size"], images=IMAGES, patches=patches.shape[1], patch_values=patches.shape[2],
         hidden=encoded.shape[2], soft_tokens=soft.shape[1], text_hidden=soft.shape[2],
+        grids=[[math.isqrt(patches.shape[1])] * 2] * IMAGES,
     )
     lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in reference.items()]
     lines.append(' "cases": [\n' + ",\n".join("  " + json.dumps(case) for case in cases) + "\n ]")

@@ -60,8 +60,15 @@ MERGES = [
 ]
 CHARACTERS = ["▁", "\n", *"etaoinshrdlcumwfgypbvkjxqz", ".", ",", "?", "!", "é"]
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
-TOKENS = CONTROL + VISIBLE + BYTES + [left + right for left, right in MERGES] + CHARACTERS
-PLAIN = range(TOKENS.index("<0xFF>") + 1, len(TOKENS))
+
+
+def vocabulary(more_control=()):
+    """Tokens, and the range of those that are neither special nor bytes."""
+    tokens = [*CONTROL, *more_control, *VISIBLE, *BYTES, *(left + right for left, right in MERGES), *CHARACTERS]
+    return tokens, range(tokens.index("<0xFF>") + 1, len(tokens))
+
+
+TOKENS, PLAIN = vocabulary()
 TEXT = "the cat and user Z were\n\n  on stone, singing… née?"
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}<|turn>"
@@ -260,25 +267,26 @@ def tokenizer():
     return result
 
 
-def write_vocabulary(writer):
+def write_vocabulary(writer, more_control, template):
+    tokens, plain = vocabulary(more_control)
     kinds = gguf.TokenType
-    types = [kinds.CONTROL] * len(CONTROL) + [kinds.USER_DEFINED] * len(VISIBLE) + [kinds.BYTE] * 256
+    types = [kinds.CONTROL] * (len(CONTROL) + len(more_control)) + [kinds.USER_DEFINED] * len(VISIBLE) + [kinds.BYTE] * 256
     writer.add_tokenizer_model("gemma4")
-    writer.add_token_list(TOKENS)
-    writer.add_token_scores([-1000.0] * len(TOKENS))
-    writer.add_token_types(types + [kinds.NORMAL] * len(PLAIN))
+    writer.add_token_list(tokens)
+    writer.add_token_scores([-1000.0] * len(tokens))
+    writer.add_token_types(types + [kinds.NORMAL] * len(plain))
     writer.add_token_merges([f"{left} {right}" for left, right in MERGES])
     writer.add_bos_token_id(BOS)
-    writer.add_eos_token_id(TOKENS.index("<turn|>"))
-    writer.add_unk_token_id(TOKENS.index("<unk>"))
-    writer.add_pad_token_id(TOKENS.index("<pad>"))
-    writer.add_chat_template(TEMPLATE)
+    writer.add_eos_token_id(tokens.index("<turn|>"))
+    writer.add_unk_token_id(tokens.index("<unk>"))
+    writer.add_pad_token_id(tokens.index("<pad>"))
+    writer.add_chat_template(template)
     writer.add_add_space_prefix(False)
     writer.add_add_bos_token(True)
 
 
-def gguf_metadata(writer, name, fixture):
-    said = fixture.config
+def gguf_metadata(writer, name, said, kind, more_control=(), template=TEMPLATE):
+    """Of the text config `said` in a file whose matrices are mostly of the type `kind`."""
     sliding = [kind == SLIDING for kind in said["layer_types"]]
     shared = said.get("num_kv_shared_layers", 0)
     wide, own = said["intermediate_size"], said["num_hidden_layers"] - shared
@@ -312,17 +320,23 @@ def gguf_metadata(writer, name, fixture):
     writer.add_value_length_swa(said["head_dim"])
     writer.add_rope_dimension_count(said["global_head_dim"])
     writer.add_rope_dimension_count_swa(said["head_dim"])
-    writer.add_file_type(FILE_TYPES[fixture.gguf])
-    write_vocabulary(writer)
+    writer.add_file_type(FILE_TYPES[kind])
+    write_vocabulary(writer, more_control, template)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
 
 
 def gguf_name(name):
     """The tensor's name in llama.cpp's files."""
-    parts = name.removeprefix("model.").removesuffix(".weight").split(".")
+    parts = name.removeprefix("model.").removeprefix("language_model.").removesuffix(".weight").split(".")
     layer = f"blk.{parts[1]}." if parts[0] == "layers" else ""
     stored = layer + GGUF_NAMES[".".join(parts[2:] if layer else parts)]
     return stored if stored.endswith(".scale") else stored + ".weight"
+
+
+def rope_divisors(said):
+    """Frequency divisors of global layers: a quarter of the pairs is rotated."""
+    pairs = said["global_head_dim"] // 2
+    return np.array([1.0] * (pairs // 4) + [1e30] * (pairs - pairs // 4), np.float32)
 
 
 def store(writer, name, values, fixture):
@@ -346,10 +360,8 @@ def gguf_file(folder, fixture):
     model, rng = random_model(fixture, torch.float32)
     path, said = folder / "model.gguf", fixture.config
     writer = gguf.GGUFWriter(path, "gemma4")
-    gguf_metadata(writer, folder.name, fixture)
-    # Frequency divisors of global layers: a quarter of the pairs is rotated.
-    pairs = said["global_head_dim"] // 2
-    writer.add_tensor("rope_freqs.weight", np.array([1.0] * (pairs // 4) + [1e30] * (pairs - pairs // 4), np.float32))
+    gguf_metadata(writer, folder.name, said, fixture.gguf)
+    writer.add_tensor("rope_freqs.weight", rope_divisors(said))
     for name, values in unused_tensors(fixture, rng):
         store(writer, name, values.astype(np.float32), fixture)
     scalars = [(name, buffer) for name, buffer in model.named_buffers() if name.endswith("layer_scalar")]

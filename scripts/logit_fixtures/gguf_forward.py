@@ -3,6 +3,7 @@
 It follows llama.cpp's reading of the keys and shares no code with transformers.
 """
 import math
+from dataclasses import dataclass
 
 import gguf
 import numpy as np
@@ -34,9 +35,10 @@ def rms_norm(x, epsilon, weight=1.0):
     return x / np.sqrt((x * x).mean(-1, keepdims=True) + epsilon) * weight
 
 
-def rotate(heads, frequencies, adjacent):
-    """RoPE of `[positions][heads][width]`; the two values of a pair are adjacent, or half a head apart."""
-    angles = np.arange(len(heads))[:, None, None] * frequencies
+def rotate(heads, frequencies, adjacent, positions=None):
+    """RoPE of `[positions][heads][width]`; the two values of a pair are adjacent, or half a head apart. Positions are
+    0, 1 and so on unless given."""
+    angles = (np.arange(len(heads)) if positions is None else positions)[:, None, None] * frequencies
     half = heads.shape[-1] // 2
     first, second = (heads[..., 0::2], heads[..., 1::2]) if adjacent else (heads[..., :half], heads[..., half:])
     turned = first * np.cos(angles) - second * np.sin(angles), second * np.cos(angles) + first * np.sin(angles)
@@ -83,12 +85,27 @@ def gemma4_experts(keys, tensor, h, epsilon, route_margins):
     return total
 
 
-def gemma4(keys, tensors, ids, route_margins):
+@dataclass
+class Images:
+    """Soft tokens in a prompt: rows that replace the embeddings of marked positions, and blocks, as in `attention`, of
+    sliding-window layers and of the others."""
+    is_soft: np.ndarray
+    rows: np.ndarray
+    sliding_blocks: np.ndarray | None
+    global_blocks: np.ndarray | None
+
+
+def gemma4(keys, tensors, ids, route_margins, images=None):
+    """Logits. Soft tokens are not multiplied by the embedding factor, and have the per-layer embedding of token 0."""
     layers, heads, epsilon = keys["block_count"], keys["attention.head_count"], keys["attention.layer_norm_rms_epsilon"]
     sliding, kv_heads = keys["attention.sliding_window_pattern"], per_layer(keys["attention.head_count_kv"], layers)
     feed_forward, shared = per_layer(keys["feed_forward_length"], layers), keys["attention.shared_kv_layers"]
     extra = keys["embedding_length_per_layer_input"]
+    if images is not None:
+        ids = np.where(images.is_soft, 0, ids)
     h = tensors["token_embd.weight"][ids] * math.sqrt(keys["embedding_length"])
+    if images is not None:
+        h[images.is_soft] = images.rows
     if extra:
         context = (h @ tensors["per_layer_model_proj.weight"].T / math.sqrt(h.shape[-1])).reshape(-1, layers, extra)
         context = rms_norm(context, epsilon, tensors["per_layer_proj_norm.weight"])
@@ -113,7 +130,8 @@ def gemma4(keys, tensors, ids, route_margins):
             kept[sliding[layer]] = k, rms_norm(v, epsilon)
         k, v = kept[sliding[layer]]
         window = keys["attention.sliding_window"] if sliding[layer] else None
-        attended = attention(q, k, v, 1.0, window) @ tensor("attn_output.weight").T
+        blocks = images and (images.sliding_blocks if sliding[layer] else images.global_blocks)
+        attended = attention(q, k, v, 1.0, window, blocks) @ tensor("attn_output.weight").T
         h = h + rms_norm(attended, epsilon, tensor("post_attention_norm.weight"))
         normed = rms_norm(h, epsilon, tensor("ffn_norm.weight"))
         assert len(tensor("ffn_gate.weight")) == feed_forward[layer]
@@ -158,6 +176,62 @@ def siglip(keys, tensors, patches):
     squares = h.reshape(side // pooled, pooled, side // pooled, pooled, -1).mean((1, 3)).reshape(-1, h.shape[-1])
     normed = rms_norm(squares, epsilon, tensors["mm.soft_emb_norm.weight"])
     return h, normed @ tensors["mm.input_projection.weight"]
+
+
+def gemma4_vision(keys, tensors, patches, columns):
+    """The output of Gemma 4's image encoder before pooling, and its soft tokens, from rows of pixels between -1 and 1 of
+    an image of this many columns of patches."""
+    key = lambda name: keys[f"clip.vision.{name}"]
+    heads, epsilon = key("attention.head_count"), key("attention.layer_norm_epsilon")
+    weights, (x_table, y_table) = tensors["v.patch_embd.weight"], tensors["v.position_embd.weight"]
+    y, x = np.divmod(np.arange(len(patches)), columns)
+    h = patches @ weights.reshape(len(weights), -1).T + x_table[x] + y_table[y]
+
+    def rotate_both(rows):
+        half = rows.shape[-1] // 2
+        frequencies = 100.0 ** (-np.arange(0, half, 2) / half)
+        halves = (rows[..., :half], x), (rows[..., half:], y)
+        return np.concatenate([rotate(part, frequencies, False, positions) for part, positions in halves], -1)
+
+    for layer in range(key("block_count")):
+        tensor = lambda name: tensors[f"v.blk.{layer}.{name}"]
+
+        def linear(rows, name):
+            clip = lambda rows, which: np.clip(rows, tensor(f"{name}.{which}_min"), tensor(f"{name}.{which}_max"))
+            if f"v.blk.{layer}.{name}.input_min" not in tensors:
+                return rows @ tensor(f"{name}.weight").T
+            return clip(clip(rows, "input") @ tensor(f"{name}.weight").T, "output")
+
+        normed = rms_norm(h, epsilon, tensor("ln1.weight"))
+        q, k, v = (linear(normed, f"attn_{part}").reshape(len(h), heads, -1) for part in "qkv")
+        q = rotate_both(rms_norm(q, epsilon, tensor("attn_q_norm.weight")))
+        k = rotate_both(rms_norm(k, epsilon, tensor("attn_k_norm.weight")))
+        weights = softmax(np.einsum("qhd,khd->hqk", q, k))
+        attended = np.einsum("hqk,khd->qhd", weights, rms_norm(v, epsilon)).reshape(len(h), -1)
+        h = h + rms_norm(linear(attended, "attn_out"), epsilon, tensor("attn_post_norm.weight"))
+        normed = rms_norm(h, epsilon, tensor("ln2.weight"))
+        out = linear(gelu(linear(normed, "ffn_gate")) * linear(normed, "ffn_up"), "ffn_down")
+        h = h + rms_norm(out, epsilon, tensor("ffn_post_norm.weight"))
+    pooled = keys.get("clip.vision.projector.scale_factor", 3)
+    squares = h.reshape(-1, pooled, columns // pooled, pooled, h.shape[-1]).mean((1, 3)).reshape(-1, h.shape[-1])
+    squares = squares * math.sqrt(h.shape[-1])
+    if "v.std_bias" in tensors:
+        squares = (squares - tensors["v.std_bias"]) * tensors["v.std_scale"]
+    return h, rms_norm(squares, epsilon) @ tensors["mm.input_projection.weight"].T
+
+
+def gemma4_unified_vision(keys, tensors, patches, columns):
+    """The same of the 12B, whose patches are those of soft tokens and have pixels between 0 and 1."""
+
+    def norm(rows, number):
+        weight, bias = (tensors[f"v.patch_norm.{number}.{part}"] for part in ("weight", "bias"))
+        return layer_norm(rows, 1e-5, weight, bias)
+
+    x_table, y_table = tensors["v.position_embd.weight"]
+    y, x = np.divmod(np.arange(len(patches)), columns)
+    h = norm(norm(patches, 1) @ tensors["v.patch_embd.weight"].T + tensors["v.patch_embd.bias"], 2)
+    h = norm(h + x_table[x] + y_table[y], 3)
+    return h, rms_norm(h, keys["clip.vision.attention.layer_norm_epsilon"]) @ tensors["mm.input_projection.weight"].T
 
 
 def gemma3(keys, tensors, ids, is_soft, soft_tokens, blocks):

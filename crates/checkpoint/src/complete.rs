@@ -25,7 +25,8 @@ const RECOMPUTED_SUFFIX: &str = ".self_attn.rotary_emb.inv_freq";
 pub struct Inventory {
     tensors: BTreeMap<Slot, Tensor>,
     own_head: bool,
-    /// Tensors of the image encoder and projector, which are not used.
+    /// Tensors of the encoders of images and sound and of their projectors; see
+    /// [`Checkpoint::vision`](crate::Checkpoint::vision).
     pub images: Vec<Tensor>,
 }
 

@@ -17,6 +17,7 @@ use crate::{
     source::Source,
 };
 
+pub(crate) use hf::nested_value;
 pub use keys::MetaValue;
 pub(crate) use keys::{Keys, MAX_LAYERS, MAX_SIZE, object};
 
@@ -175,6 +176,10 @@ pub struct Config {
     pub(crate) sliding_window: Option<u32>,
     /// Attention type of each layer; public as [`Config::layer`].
     pub(crate) layer_types: Vec<LayerType>,
+    /// Whether the tokens of an image see only what is before them, in a family that lets them see the whole image
+    /// (Gemma 4 E2B, E4B).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) causal_images: bool,
     /// RoPE base of full-attention layers.
     pub rope_theta_global: f32,
     /// RoPE base of sliding-window layers, which are never scaled.

@@ -13,7 +13,7 @@ mod qwen2;
 mod qwen3;
 mod qwen3_moe;
 
-pub use facts::{Activation, Family};
+pub use facts::{Activation, Family, WholeImages};
 
 use std::path::Path;
 

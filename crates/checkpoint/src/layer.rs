@@ -8,7 +8,7 @@
 
 use crate::{
     config::{Config, ExpertConfig, GlobalAttention, LayerType},
-    family::Activation,
+    family::{Activation, WholeImages},
 };
 
 /// One decoder layer.
@@ -52,6 +52,9 @@ pub struct Attention {
     pub value_norm: bool,
     /// The earlier layer whose keys and values it attends to, where it has none of its own.
     pub shares_kv_with: Option<u32>,
+    /// Whether the tokens of an image see each other in both directions; otherwise they see what is before them, as text
+    /// does.
+    pub whole_images: bool,
 }
 
 /// Where the values of attention come from.
@@ -208,6 +211,12 @@ impl Config {
                 },
                 value_norm: family.value_norm,
                 shares_kv_with,
+                whole_images: !self.causal_images
+                    && match family.whole_images {
+                        WholeImages::Never => false,
+                        WholeImages::InSlidingLayers => span.is_sliding(),
+                        WholeImages::InAllLayers => true,
+                    },
             }),
             feed_forward: self.feed_forward(shares_kv_with.is_some()),
             per_layer_width: self.per_layer_width,

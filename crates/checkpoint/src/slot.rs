@@ -97,12 +97,26 @@ pub enum Role {
     PostPerLayerNorm,
     /// Factor of the residual stream after a layer.
     LayerScale,
-    /// Patch embedding of the image encoder: a matrix whose columns are in the order channel, row, column.
+    /// Norm of a patch's values, before the patch embedding (Gemma 4 12B), in the order of its columns.
+    PatchNorm,
+    /// Its bias.
+    PatchNormBias,
+    /// Patch embedding of the image encoder: a matrix whose columns are in the order of
+    /// [`PatchOrder`](crate::PatchOrder).
     PatchEmbed,
     /// Bias of the patch embedding.
     PatchEmbedBias,
-    /// Learned position embeddings of the image encoder, one row per patch.
+    /// Norm of the patch embedding's output (Gemma 4 12B).
+    PatchEmbedNorm,
+    /// Its bias.
+    PatchEmbedNormBias,
+    /// Learned position embeddings of the image encoder. SigLIP has one row per patch; the encoders of Gemma 4 have a
+    /// table of columns and one of rows, see [`Vision::position_tables`](crate::Vision::position_tables).
     PositionEmbed,
+    /// Norm of patches after position embeddings are added (Gemma 4 12B).
+    PositionNorm,
+    /// Its bias.
+    PositionNormBias,
     /// Bias of the norm before attention, in an image encoder.
     AttentionNormBias,
     /// Bias of attention's output projection.
@@ -115,10 +129,14 @@ pub enum Role {
     DownBias,
     /// Bias of the norm after the last layer.
     FinalNormBias,
-    /// RMSNorm of soft tokens, before their projection.
+    /// Subtracted from pooled patches (Gemma 4).
+    StandardizeBias,
+    /// Factor of the difference.
+    StandardizeScale,
+    /// RMSNorm of soft tokens, before their projection; that of Gemma 4 has no weight.
     SoftTokenNorm,
-    /// Projection of soft tokens to the hidden size of the language model: `[hidden, text hidden]`, the transpose of
-    /// other projections.
+    /// Projection of soft tokens to the hidden size of the language model. Gemma 3's is `[hidden, text hidden]`, the
+    /// transpose of other projections.
     Projection,
     /// Any tensor of an image encoder or projector that is listed but not run.
     Image,

@@ -19,8 +19,20 @@ pub struct Source {
 }
 
 impl Source {
-    /// Reads and decodes all values of a tensor. Meant for small tensors.
+    /// Reads and decodes all values of a tensor, which must be finite. Meant for small tensors.
     pub fn read_vector(&self, tensor: &Tensor) -> Result<Vec<f32>> {
+        let values = self.decode(tensor)?;
+        match values.iter().position(|value| !value.is_finite()) {
+            Some(at) => {
+                let path = &self.files[tensor.data.file];
+                Err(Error::tensor(path, &tensor.name, format!("value {at} is not finite")))
+            }
+            None => Ok(values),
+        }
+    }
+
+    /// The same without a check of the values.
+    pub(crate) fn decode(&self, tensor: &Tensor) -> Result<Vec<f32>> {
         let path = &self.files[tensor.data.file];
         let bytes = self.read_span(tensor, tensor.data)?;
         let mut values = vec![0.0; tensor.values().unwrap_or(0) as usize];
@@ -34,10 +46,7 @@ impl Source {
             }
         }
         .map_err(|error| Error::tensor(path, &tensor.name, error.to_string()))?;
-        match values.iter().position(|value| !value.is_finite()) {
-            Some(at) => Err(Error::tensor(path, &tensor.name, format!("value {at} is not finite"))),
-            None => Ok(values),
-        }
+        Ok(values)
     }
 
     fn read_span(&self, tensor: &Tensor, span: Span) -> Result<Vec<u8>> {

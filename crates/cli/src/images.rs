@@ -31,5 +31,5 @@ impl ImageArguments {
 /// Reads images for a model.
 pub fn reader(language: &Language, pan_and_scan: bool) -> indrik::Result<ImageReader> {
     let reader = ImageReader::new(language)?;
-    Ok(if pan_and_scan { reader.with_pan_and_scan() } else { reader })
+    if pan_and_scan { reader.with_pan_and_scan() } else { Ok(reader) }
 }

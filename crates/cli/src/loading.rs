@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError, atomic::Ordering};
 
+use anyhow::Context;
 use clap::{Args, ValueEnum};
 use gpu::format_bytes;
 use indrik::{
@@ -39,6 +40,10 @@ pub struct LoadArguments {
     /// Leave out the image encoder, if the model has one: saves its memory
     #[arg(long)]
     pub no_images: bool,
+    /// Maximum tokens of an image (Gemma 4, 280 by default; trained with 70, 140, 280, 560 and 1120): more for small
+    /// print, fewer for speed
+    #[arg(long, value_name = "TOKENS", conflicts_with = "no_images")]
+    pub image_tokens: Option<u32>,
     /// Device, by index or part of its name
     #[arg(short, long, env = "INDRIK_DEVICE")]
     pub device: Option<String>,
@@ -79,7 +84,11 @@ impl From<Kv> for KvScheme {
 impl ModelArguments {
     /// Opens the checkpoint.
     pub fn open(&self) -> anyhow::Result<ModelFiles> {
-        Ok(ModelFiles::open(&self.model)?)
+        let files = ModelFiles::open(&self.model)?;
+        match self.load.image_tokens {
+            Some(tokens) => files.with_image_tokens(tokens).context("--image-tokens"),
+            None => Ok(files),
+        }
     }
 
     /// Load options for one sequence.

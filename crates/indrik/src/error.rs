@@ -61,6 +61,18 @@ pub enum Error {
         /// Why, as a clause.
         reason: String,
     },
+    /// The model's images cannot have crops.
+    #[error("--pan-and-scan: {reason}")]
+    PanAndScan {
+        /// Why, as a clause.
+        reason: String,
+    },
+    /// The model's images cannot have as many tokens as was asked for.
+    #[error("{reason}")]
+    ImageTokens {
+        /// Why.
+        reason: String,
+    },
     /// An image could not be read.
     #[error("cannot read the image {}: {reason}", path.display())]
     Image {

@@ -25,6 +25,8 @@ const DEFAULT_CONTEXT_LENGTH: u32 = 8192;
 #[derive(Clone)]
 pub struct ModelFiles {
     checkpoint: Arc<Checkpoint>,
+    /// Tokens of an image, at most, if that is not the model's default.
+    image_tokens: Option<u32>,
 }
 
 impl ModelFiles {
@@ -32,7 +34,19 @@ impl ModelFiles {
     /// store by name.
     pub fn open(path_or_name: &str) -> Result<Self> {
         let path = store::resolve_model(path_or_name)?;
-        Ok(Self { checkpoint: Arc::new(Checkpoint::open(&path)?) })
+        Ok(Self { checkpoint: Arc::new(Checkpoint::open(&path)?), image_tokens: None })
+    }
+
+    /// The same model with another maximum of tokens per image: more show more detail and take longer. An error if the
+    /// model takes no images, or not as many tokens.
+    pub fn with_image_tokens(mut self, tokens: u32) -> Result<Self> {
+        let Some(vision) = self.vision() else {
+            let reason = self.language()?.images.err().unwrap_or_default();
+            return Err(Error::ImagesUnsupported { reason });
+        };
+        vision.config.with_max_soft_tokens(tokens).map_err(|reason| Error::ImageTokens { reason })?;
+        self.image_tokens = Some(tokens);
+        Ok(self)
     }
 
     /// The checkpoint.
@@ -52,13 +66,25 @@ impl ModelFiles {
 
     /// The tokenizer, the chat template and the stop tokens. Parsed again on each call.
     pub fn language(&self) -> Result<Language> {
-        Ok(Language::from_checkpoint(&self.checkpoint)?)
+        let mut language = Language::from_checkpoint(&self.checkpoint)?;
+        if let Some(tokens) = self.image_tokens {
+            language.images = language.images.map(|processor| processor.with_max_soft_tokens(tokens));
+        }
+        Ok(language)
     }
 
     /// The image encoder; `None` if the model has none, or its file cannot be used, which [`Language::images`] explains.
     pub fn vision(&self) -> Option<Vision> {
         match self.checkpoint.vision() {
-            Ok(vision) => vision,
+            Ok(vision) => {
+                let mut vision = vision?;
+                if let Some(tokens) = self.image_tokens
+                    && let Ok(config) = vision.config.clone().with_max_soft_tokens(tokens)
+                {
+                    vision.config = config;
+                }
+                Some(vision)
+            }
             Err(error) => {
                 tracing::warn!("images are not supported: {error}");
                 None

@@ -43,10 +43,10 @@ impl ImageReader {
     }
 
     /// With additional crops of wide or tall images, so that details are not lost. Each crop takes as many tokens as
-    /// the whole image.
-    pub fn with_pan_and_scan(mut self) -> Self {
-        self.processor = self.processor.with_pan_and_scan();
-        self
+    /// the whole image. An error if the model's images keep their shape.
+    pub fn with_pan_and_scan(mut self) -> Result<Self> {
+        self.processor = self.processor.with_pan_and_scan().map_err(|reason| Error::PanAndScan { reason })?;
+        Ok(self)
     }
 
     /// Reads a PNG, JPEG, WebP, GIF or BMP file.
@@ -154,7 +154,7 @@ pub(crate) mod tests {
         let around = "\n\n<start_of_image><end_of_image>\n\n";
         assert_eq!(text, format!("<bos>{around}{around}x"));
         // Crops are images of their own.
-        let wide = reader.with_pan_and_scan().decode(&bmp(600, 300, 7)).unwrap();
+        let wide = reader.with_pan_and_scan().unwrap().decode(&bmp(600, 300, 7)).unwrap();
         assert_eq!((wide.crops(), wide.tokens()), (2, 12));
         let prompt = PromptImage::encode_prompt(&language, "x", &[wide]).unwrap();
         assert_eq!(image_blocks(&prompt).count(), 3);

@@ -237,7 +237,7 @@ fn load_runner(
     progress: &(dyn Fn(LoadProgress<'_>) + Sync),
 ) -> Result<(Runner, Vec<plan::HeapUsage>)> {
     let LoadSource { files, vision } = source;
-    let limits = vision.map_or(limits, |vision| limits.with_images(vision.config.soft_tokens()));
+    let limits = vision.map_or(limits, |vision| limits.with_images(vision.config.max_soft_tokens()));
     let output_rows = match options.all_logits {
         true => limits.prefill_chunk.min(model::MAX_OUTPUT_ROWS),
         false => options.max_sequences,

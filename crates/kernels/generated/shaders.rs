@@ -652,6 +652,100 @@ pub mod bias_gelu {
     pub static TIERS: &[(u32, &gpu::Shader)] = &[(0, &T0)];
 }
 
+/// Generated from `src/clip/clip.comp`.
+pub mod clip {
+    /// Push constants of `clip.comp`.
+    #[derive(Clone, Debug)]
+    pub struct Push {
+        /// Read by the shader.
+        pub x: gpu::Address,
+        /// Read by the shader.
+        pub ranges: gpu::Address,
+        /// Written by the shader.
+        pub y: gpu::Address,
+        /// Read by the shader.
+        pub active_rows: gpu::Address,
+        /// `uint` in the shader.
+        pub n: u32,
+        /// `uint` in the shader.
+        pub x_stride: u32,
+        /// `uint` in the shader.
+        pub y_stride: u32,
+        /// `uint` in the shader.
+        pub y_first: u32,
+        /// `float` in the shader.
+        pub gate_low: f32,
+        /// `float` in the shader.
+        pub gate_high: f32,
+        /// `float` in the shader.
+        pub up_low: f32,
+        /// `float` in the shader.
+        pub up_high: f32,
+        /// `float` in the shader.
+        pub low: f32,
+        /// `float` in the shader.
+        pub high: f32,
+    }
+
+    impl gpu::PushConstants for Push {
+        const SIZE: u32 = 72;
+
+        fn encode(&self, writer: &mut gpu::PushWriter) {
+            writer.buffer(0, &self.x, gpu::Access::Read);
+            writer.buffer(8, &self.ranges, gpu::Access::Read);
+            writer.buffer(16, &self.y, gpu::Access::Write);
+            writer.buffer(24, &self.active_rows, gpu::Access::Read);
+            writer.word(32, self.n);
+            writer.word(36, self.x_stride);
+            writer.word(40, self.y_stride);
+            writer.word(44, self.y_first);
+            writer.word(48, self.gate_low.to_bits());
+            writer.word(52, self.gate_high.to_bits());
+            writer.word(56, self.up_low.to_bits());
+            writer.word(60, self.up_high.to_bits());
+            writer.word(64, self.low.to_bits());
+            writer.word(68, self.high.to_bits());
+        }
+    }
+
+    /// Specialisation constants of `clip.comp`.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub struct Constants {
+        /// `THREADS`: `uint`, constant 0.
+        pub threads: u32,
+        /// `VEC4S_PER_THREAD`: `uint`, constant 1.
+        pub vec4s_per_thread: u32,
+        /// `OUTPUT`: `uint`, constant 2.
+        pub output: u32,
+        /// `GATED`: `bool`, constant 3.
+        pub gated: bool,
+    }
+
+    impl Default for Constants {
+        fn default() -> Self {
+            Self { threads: 64, vec4s_per_thread: 1, output: 0, gated: false }
+        }
+    }
+
+    impl gpu::SpecConstants for Constants {
+        fn values(&self) -> Vec<u32> {
+            vec![self.threads, self.vec4s_per_thread, self.output, u32::from(self.gated)]
+        }
+    }
+
+    /// `clip.comp` at tier T0.
+    pub static T0: gpu::Shader = gpu::Shader {
+        name: "clip.t0",
+        spirv: include_bytes!("clip.t0.spv"),
+        push_size: 72,
+        constant_ids: &[0, 1, 2, 3],
+        local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
+    };
+
+    /// All tiers of `clip.comp`, lowest first.
+    pub static TIERS: &[(u32, &gpu::Shader)] = &[(0, &T0)];
+}
+
 /// Generated from `src/experts/combine/combine.comp`.
 pub mod combine {
     /// Push constants of `combine.comp`.
@@ -1120,10 +1214,12 @@ pub mod embed {
         pub block_rows: u32,
         /// `float` in the shader.
         pub factor: f32,
+        /// `uint` in the shader.
+        pub soft_token: u32,
     }
 
     impl gpu::PushConstants for Push {
-        const SIZE: u32 = 56;
+        const SIZE: u32 = 60;
 
         fn encode(&self, writer: &mut gpu::PushWriter) {
             writer.buffer(0, &self.values, gpu::Access::Read);
@@ -1135,6 +1231,7 @@ pub mod embed {
             writer.word(44, self.block_first_row);
             writer.word(48, self.block_rows);
             writer.word(52, self.factor.to_bits());
+            writer.word(56, self.soft_token);
         }
     }
 
@@ -1163,7 +1260,7 @@ pub mod embed {
     pub static T0: gpu::Shader = gpu::Shader {
         name: "embed.t0",
         spirv: include_bytes!("embed.t0.spv"),
-        push_size: 56,
+        push_size: 60,
         constant_ids: &[0, 1],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
@@ -1730,6 +1827,76 @@ pub mod gemv {
     pub static TIERS: &[(u32, &gpu::Shader)] = &[(0, &T0), (1, &T1)];
 }
 
+/// Generated from `src/grid_positions/grid_positions.comp`.
+pub mod grid_positions {
+    /// Push constants of `grid_positions.comp`.
+    #[derive(Clone, Debug)]
+    pub struct Push {
+        /// Read by the shader.
+        pub column_table: gpu::Address,
+        /// Read by the shader.
+        pub row_table: gpu::Address,
+        /// Read by the shader.
+        pub positions: gpu::Address,
+        /// Written by the shader.
+        pub residual: gpu::Address,
+        /// Read by the shader.
+        pub active_rows: gpu::Address,
+        /// `uint` in the shader.
+        pub n: u32,
+        /// `uint` in the shader.
+        pub columns: u32,
+        /// `uint` in the shader.
+        pub rows: u32,
+    }
+
+    impl gpu::PushConstants for Push {
+        const SIZE: u32 = 52;
+
+        fn encode(&self, writer: &mut gpu::PushWriter) {
+            writer.buffer(0, &self.column_table, gpu::Access::Read);
+            writer.buffer(8, &self.row_table, gpu::Access::Read);
+            writer.buffer(16, &self.positions, gpu::Access::Read);
+            writer.buffer(24, &self.residual, gpu::Access::Write);
+            writer.buffer(32, &self.active_rows, gpu::Access::Read);
+            writer.word(40, self.n);
+            writer.word(44, self.columns);
+            writer.word(48, self.rows);
+        }
+    }
+
+    /// Specialisation constants of `grid_positions.comp`.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub struct Constants {
+        /// `THREADS`: `uint`, constant 0.
+        pub threads: u32,
+    }
+
+    impl Default for Constants {
+        fn default() -> Self {
+            Self { threads: 64 }
+        }
+    }
+
+    impl gpu::SpecConstants for Constants {
+        fn values(&self) -> Vec<u32> {
+            vec![self.threads]
+        }
+    }
+
+    /// `grid_positions.comp` at tier T0.
+    pub static T0: gpu::Shader = gpu::Shader {
+        name: "grid_positions.t0",
+        spirv: include_bytes!("grid_positions.t0.spv"),
+        push_size: 52,
+        constant_ids: &[0],
+        local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
+    };
+
+    /// All tiers of `grid_positions.comp`, lowest first.
+    pub static TIERS: &[(u32, &gpu::Shader)] = &[(0, &T0)];
+}
+
 /// Generated from `src/experts/group/group.comp`.
 pub mod group {
     /// Push constants of `group.comp`.
@@ -1820,13 +1987,15 @@ pub mod layer_norm {
         /// `uint` in the shader.
         pub n: u32,
         /// `uint` in the shader.
+        pub x_stride: u32,
+        /// `uint` in the shader.
         pub y_stride: u32,
         /// `float` in the shader.
         pub epsilon: f32,
     }
 
     impl gpu::PushConstants for Push {
-        const SIZE: u32 = 68;
+        const SIZE: u32 = 72;
 
         fn encode(&self, writer: &mut gpu::PushWriter) {
             writer.buffer(0, &self.x, gpu::Access::Read);
@@ -1837,8 +2006,9 @@ pub mod layer_norm {
             writer.buffer(40, &self.y, gpu::Access::Write);
             writer.buffer(48, &self.active_rows, gpu::Access::Read);
             writer.word(56, self.n);
-            writer.word(60, self.y_stride);
-            writer.word(64, self.epsilon.to_bits());
+            writer.word(60, self.x_stride);
+            writer.word(64, self.y_stride);
+            writer.word(68, self.epsilon.to_bits());
         }
     }
 
@@ -1871,7 +2041,7 @@ pub mod layer_norm {
     pub static T0: gpu::Shader = gpu::Shader {
         name: "layer_norm.t0",
         spirv: include_bytes!("layer_norm.t0.spv"),
-        push_size: 68,
+        push_size: 72,
         constant_ids: &[0, 1, 2, 3],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
@@ -1880,7 +2050,7 @@ pub mod layer_norm {
     pub static T1: gpu::Shader = gpu::Shader {
         name: "layer_norm.t1",
         spirv: include_bytes!("layer_norm.t1.spv"),
-        push_size: 68,
+        push_size: 72,
         constant_ids: &[0, 1, 2, 3],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
@@ -2329,6 +2499,12 @@ pub mod pool {
         /// Read by the shader.
         pub x: gpu::Address,
         /// Read by the shader.
+        pub squares: gpu::Address,
+        /// Read by the shader.
+        pub bias: gpu::Address,
+        /// Read by the shader.
+        pub scale: gpu::Address,
+        /// Read by the shader.
         pub weight: gpu::Address,
         /// Written by the shader.
         pub y: gpu::Address,
@@ -2337,34 +2513,37 @@ pub mod pool {
         /// `uint` in the shader.
         pub n: u32,
         /// `uint` in the shader.
+        pub x_rows: u32,
+        /// `uint` in the shader.
         pub x_stride: u32,
         /// `uint` in the shader.
         pub y_stride: u32,
         /// `uint` in the shader.
-        pub columns: u32,
-        /// `uint` in the shader.
-        pub rows: u32,
-        /// `uint` in the shader.
         pub side: u32,
+        /// `float` in the shader.
+        pub factor: f32,
         /// `float` in the shader.
         pub epsilon: f32,
     }
 
     impl gpu::PushConstants for Push {
-        const SIZE: u32 = 60;
+        const SIZE: u32 = 84;
 
         fn encode(&self, writer: &mut gpu::PushWriter) {
             writer.buffer(0, &self.x, gpu::Access::Read);
-            writer.buffer(8, &self.weight, gpu::Access::Read);
-            writer.buffer(16, &self.y, gpu::Access::Write);
-            writer.buffer(24, &self.active_rows, gpu::Access::Read);
-            writer.word(32, self.n);
-            writer.word(36, self.x_stride);
-            writer.word(40, self.y_stride);
-            writer.word(44, self.columns);
-            writer.word(48, self.rows);
-            writer.word(52, self.side);
-            writer.word(56, self.epsilon.to_bits());
+            writer.buffer(8, &self.squares, gpu::Access::Read);
+            writer.buffer(16, &self.bias, gpu::Access::Read);
+            writer.buffer(24, &self.scale, gpu::Access::Read);
+            writer.buffer(32, &self.weight, gpu::Access::Read);
+            writer.buffer(40, &self.y, gpu::Access::Write);
+            writer.buffer(48, &self.active_rows, gpu::Access::Read);
+            writer.word(56, self.n);
+            writer.word(60, self.x_rows);
+            writer.word(64, self.x_stride);
+            writer.word(68, self.y_stride);
+            writer.word(72, self.side);
+            writer.word(76, self.factor.to_bits());
+            writer.word(80, self.epsilon.to_bits());
         }
     }
 
@@ -2377,17 +2556,27 @@ pub mod pool {
         pub vec4s_per_thread: u32,
         /// `OUTPUT`: `uint`, constant 2.
         pub output: u32,
+        /// `STANDARDISE`: `bool`, constant 3.
+        pub standardise: bool,
+        /// `WEIGHT`: `bool`, constant 4.
+        pub weight: bool,
     }
 
     impl Default for Constants {
         fn default() -> Self {
-            Self { threads: 64, vec4s_per_thread: 1, output: 0 }
+            Self { threads: 64, vec4s_per_thread: 1, output: 0, standardise: false, weight: false }
         }
     }
 
     impl gpu::SpecConstants for Constants {
         fn values(&self) -> Vec<u32> {
-            vec![self.threads, self.vec4s_per_thread, self.output]
+            vec![
+                self.threads,
+                self.vec4s_per_thread,
+                self.output,
+                u32::from(self.standardise),
+                u32::from(self.weight),
+            ]
         }
     }
 
@@ -2395,8 +2584,8 @@ pub mod pool {
     pub static T0: gpu::Shader = gpu::Shader {
         name: "pool.t0",
         spirv: include_bytes!("pool.t0.spv"),
-        push_size: 60,
-        constant_ids: &[0, 1, 2],
+        push_size: 84,
+        constant_ids: &[0, 1, 2, 3, 4],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 
@@ -2404,8 +2593,8 @@ pub mod pool {
     pub static T1: gpu::Shader = gpu::Shader {
         name: "pool.t1",
         spirv: include_bytes!("pool.t1.spv"),
-        push_size: 60,
-        constant_ids: &[0, 1, 2],
+        push_size: 84,
+        constant_ids: &[0, 1, 2, 3, 4],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 
@@ -2802,8 +2991,8 @@ pub mod rope {
         pub qk_norm: bool,
         /// `QKV_BIAS`: `bool`, constant 8.
         pub qkv_bias: bool,
-        /// `INTERLEAVED`: `bool`, constant 9.
-        pub interleaved: bool,
+        /// `ROTATION`: `uint`, constant 9.
+        pub rotation: u32,
         /// `PARTIALS`: `uint`, constant 10.
         pub partials: u32,
         /// `KEYS_AND_VALUES`: `uint`, constant 11.
@@ -2829,7 +3018,7 @@ pub mod rope {
                 kv_bits: 16,
                 qk_norm: false,
                 qkv_bias: false,
-                interleaved: false,
+                rotation: 0,
                 partials: 1,
                 keys_and_values: 0,
                 value_norm: false,
@@ -2851,7 +3040,7 @@ pub mod rope {
                 self.kv_bits,
                 u32::from(self.qk_norm),
                 u32::from(self.qkv_bias),
-                u32::from(self.interleaved),
+                self.rotation,
                 self.partials,
                 self.keys_and_values,
                 u32::from(self.value_norm),

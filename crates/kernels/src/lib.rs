@@ -7,7 +7,8 @@
 //! | [`attention`] | RoPE with the KV cache write; bias with the KV cache write; decode, paged and flash attention |
 //! | [`matmul`] | GEMV, GEMM, products on cooperative matrices, gated activations, autotuning |
 //! | [`norm`], [`embed`] | RMSNorm with residual add; embedding lookup |
-//! | [`layer_norm`], [`bias_gelu`], [`pool`], [`soft_tokens`] | image encoder: LayerNorm, MLP activation, average pooling, soft tokens |
+//! | [`layer_norm`], [`bias_gelu`], [`clip`] | image encoder: LayerNorm, MLP activation, clipped linear layers |
+//! | [`grid_positions`], [`pool`], [`soft_tokens`] | image encoder: position embeddings, average pooling, soft tokens |
 //! | [`softcap`], [`sample`], [`score`] | soft cap of logits; logits to tokens; logits to negative log-likelihoods |
 //! | [`transcode`] | weights from a file's encoding to the tiled layout |
 //! | [`mod@bench`] | bandwidth and dispatch probes, random data |
@@ -63,8 +64,10 @@ pub mod attention;
 pub mod bench;
 pub mod bias_gelu;
 mod case;
+pub mod clip;
 pub mod embed;
 pub mod experts;
+pub mod grid_positions;
 pub mod layer_norm;
 pub mod matmul;
 mod matrix;
@@ -84,7 +87,7 @@ mod vectors;
 
 pub use attention::{
     kv::{KvLayer, KvShape, KvTable},
-    rope::{KeysAndValues, QueryTemperature},
+    rope::{KeysAndValues, QueryTemperature, Rotation},
 };
 pub use matmul::common::{Epilogue, OutputFormat, Target};
 pub use matrix::{Matrix, MatrixBlock};
@@ -101,10 +104,12 @@ pub static ALL: &[&Kernel] = &[
     &attention::rope::KERNEL,
     &attention::split_qkv::KERNEL,
     &bias_gelu::KERNEL,
+    &clip::KERNEL,
     &embed::KERNEL,
     &experts::combine::KERNEL,
     &experts::group::KERNEL,
     &experts::router::KERNEL,
+    &grid_positions::KERNEL,
     &layer_norm::KERNEL,
     &matmul::coopmat::KERNEL,
     &matmul::gated::KERNEL,

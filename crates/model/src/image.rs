@@ -7,8 +7,8 @@
 
 use std::{fmt, ops::Range, sync::Arc};
 
-use checkpoint::VisionConfig;
-use images::{ContentHash, Gemma3, Normalization, PanAndScan, Patches, Picture};
+use checkpoint::{EncoderKind, VisionConfig};
+use images::{ContentHash, Gemma3, Gemma4, Normalization, PanAndScan, PatchOrder, Patches, Picture};
 
 /// The bit that image tokens have, and no token of a vocabulary.
 pub const IMAGE_TOKEN: u32 = kernels::soft_tokens::SOFT_TOKEN;
@@ -75,6 +75,11 @@ impl Image {
         Self { patches, id, soft_tokens }
     }
 
+    /// The same patches as another image, for measurements.
+    pub fn with_id(&self, id: ContentHash) -> Self {
+        Self { id, ..self.clone() }
+    }
+
     /// Its patches.
     pub fn patches(&self) -> &Patches {
         &self.patches
@@ -107,54 +112,123 @@ impl fmt::Debug for Image {
 /// How a model takes pictures, as its checkpoint says.
 #[derive(Clone, Debug)]
 pub struct ImageProcessor {
-    processor: Gemma3,
-    soft_tokens: u32,
+    kind: ProcessorKind,
+}
+
+#[derive(Clone, Debug)]
+enum ProcessorKind {
+    /// Squares of one size, all with as many soft tokens.
+    Square { processor: Gemma3, soft_tokens: u32 },
+    /// The aspect ratio is kept.
+    AnyShape(Gemma4),
 }
 
 impl ImageProcessor {
     /// The processor for an image encoder.
     pub fn new(config: &VisionConfig) -> Self {
-        let normalization = Normalization { mean: config.image_mean, std: config.image_std };
-        let processor = Gemma3 { normalization, ..Gemma3::new(config.image_size, config.patch_size) };
-        Self { processor, soft_tokens: config.soft_tokens() }
+        let order = match config.patch_order {
+            checkpoint::PatchOrder::ChannelsFirst => PatchOrder::ChannelsFirst,
+            checkpoint::PatchOrder::ChannelsLast => PatchOrder::ChannelsLast,
+        };
+        let any_shape = |processor: Gemma4| {
+            let (token_size, patch_size) = (config.soft_token_size(), config.patch_size);
+            ProcessorKind::AnyShape(Gemma4 { token_size, patch_size, order, ..processor })
+        };
+        let kind = match config.encoder {
+            EncoderKind::Siglip { image_size, image_mean, image_std, .. } => {
+                let normalization = Normalization { mean: image_mean, std: image_std };
+                let processor = Gemma3 { normalization, ..Gemma3::new(image_size, config.patch_size) };
+                ProcessorKind::Square { processor, soft_tokens: config.max_soft_tokens() }
+            }
+            EncoderKind::Gemma4 { max_soft_tokens, .. } => any_shape(Gemma4::with_tower(max_soft_tokens)),
+            EncoderKind::Gemma4Unified { max_soft_tokens, .. } => any_shape(Gemma4::unified(max_soft_tokens)),
+        };
+        Self { kind }
     }
 
-    /// With additional crops of wide or tall pictures, so that details are not lost: each takes as many tokens as the
-    /// whole picture.
-    pub fn with_pan_and_scan(mut self) -> Self {
-        self.processor.pan_and_scan = Some(PanAndScan::default());
+    /// A processor for square images with this many soft tokens along a side.
+    pub fn square(image_size: u32, patch_size: u32, soft_tokens_per_side: u32) -> Self {
+        let (processor, soft_tokens) = (Gemma3::new(image_size, patch_size), soft_tokens_per_side.pow(2));
+        Self { kind: ProcessorKind::Square { processor, soft_tokens } }
+    }
+
+    /// With another maximum of tokens per image, which the encoder must allow. Without effect where all images have as many.
+    pub fn with_max_soft_tokens(mut self, tokens: u32) -> Self {
+        if let ProcessorKind::AnyShape(processor) = &mut self.kind {
+            processor.max_soft_tokens = tokens;
+        }
         self
     }
 
-    /// Tokens of one image.
-    pub fn soft_tokens(&self) -> u32 {
-        self.soft_tokens
+    /// With additional crops of wide or tall pictures, so that details are not lost: each takes as many tokens as the
+    /// whole picture. An error, as a clause, where images keep their shape.
+    pub fn with_pan_and_scan(mut self) -> Result<Self, String> {
+        match &mut self.kind {
+            ProcessorKind::Square { processor, .. } => {
+                processor.pan_and_scan = Some(PanAndScan::default());
+                Ok(self)
+            }
+            ProcessorKind::AnyShape(_) => {
+                Err("images of this model keep their shape: --image-tokens shows more detail than crops"
+                    .into())
+            }
+        }
+    }
+
+    /// Tokens of one image, at most.
+    pub fn max_soft_tokens(&self) -> u32 {
+        match &self.kind {
+            ProcessorKind::Square { soft_tokens, .. } => *soft_tokens,
+            ProcessorKind::AnyShape(processor) => processor.max_soft_tokens,
+        }
     }
 
     /// Number of images that a picture of this size becomes: itself and its crops.
     pub fn images_per_picture(&self, width: u32, height: u32) -> usize {
-        self.processor.regions(width, height).len()
+        match &self.kind {
+            ProcessorKind::Square { processor, .. } => processor.regions(width, height).len(),
+            ProcessorKind::AnyShape(_) => 1,
+        }
     }
 
     /// Maximum number of images that a picture of any size becomes.
     pub fn max_images_per_picture(&self) -> usize {
-        1 + self.processor.pan_and_scan.map_or(0, |settings| settings.max_crops as usize)
+        match &self.kind {
+            ProcessorKind::Square { processor, .. } => {
+                1 + processor.pan_and_scan.map_or(0, |settings| settings.max_crops as usize)
+            }
+            ProcessorKind::AnyShape(_) => 1,
+        }
     }
 
-    /// Bytes of memory of one image.
+    /// Bytes of memory of one image, at most.
     pub fn image_bytes(&self) -> usize {
-        3 * (self.processor.size as usize).pow(2) * size_of::<f32>()
+        let pixels = match &self.kind {
+            ProcessorKind::Square { processor, .. } => (processor.size as usize).pow(2),
+            ProcessorKind::AnyShape(processor) => {
+                processor.max_soft_tokens as usize * (processor.token_size as usize).pow(2)
+            }
+        };
+        3 * pixels * size_of::<f32>()
     }
 
     /// The images of a picture: itself, then its crops. Takes tens of milliseconds.
     pub fn process(&self, picture: &Picture) -> Vec<Image> {
         let hash = picture.content_hash();
-        let regions = self.processor.regions(picture.width(), picture.height());
-        let image = |region| {
-            let patches = self.processor.patches(picture, region);
-            Image::new(Arc::new(patches), hash.of_region(region), self.soft_tokens)
-        };
-        regions.into_iter().map(image).collect()
+        match &self.kind {
+            ProcessorKind::Square { processor, soft_tokens } => {
+                let regions = processor.regions(picture.width(), picture.height());
+                let image = |region| {
+                    let patches = processor.patches(picture, region);
+                    Image::new(Arc::new(patches), hash.of_region(region), *soft_tokens)
+                };
+                regions.into_iter().map(image).collect()
+            }
+            ProcessorKind::AnyShape(processor) => {
+                let soft_tokens = processor.soft_tokens(picture.width(), picture.height());
+                vec![Image::new(Arc::new(processor.process(picture)), hash, soft_tokens)]
+            }
+        }
     }
 }
 
@@ -183,12 +257,12 @@ mod tests {
     #[test]
     fn images_are_between_the_pieces() {
         let picture = Picture::new(28, 28, vec![7; 28 * 28 * 3]).expect("a square");
-        let processor = ImageProcessor { processor: Gemma3::new(28, 14), soft_tokens: 2 };
+        let processor = ImageProcessor::square(28, 14, 1);
         let images = [processor.process(&picture), processor.process(&picture)].concat();
         let prompt = join_images(&[vec![1, 2], vec![3], vec![]], &images);
-        assert_eq!(image_blocks(&prompt).collect::<Vec<_>>(), [2..4, 5..7]);
-        assert_eq!((&prompt[..2], prompt[4], prompt.len()), (&[1, 2][..], 3, 7));
-        assert!(prompt[2..4].iter().copied().eq(images[0].tokens()));
+        assert_eq!(image_blocks(&prompt).collect::<Vec<_>>(), [2..3, 4..5]);
+        assert_eq!((&prompt[..2], prompt[3], prompt.len()), (&[1, 2][..], 3, 5));
+        assert!(prompt[2..3].iter().copied().eq(images[0].tokens()));
         assert_eq!(join_images(&[vec![1]], &[]), [1]);
         assert_eq!(images[0].patches().values().len() * 4, processor.image_bytes());
     }
@@ -196,7 +270,7 @@ mod tests {
     #[test]
     fn tokens_depend_on_the_content() {
         let picture = |value| Picture::new(28, 28, vec![value; 28 * 28 * 3]).expect("a square");
-        let processor = ImageProcessor { processor: Gemma3::new(28, 14), soft_tokens: 9 };
+        let processor = ImageProcessor::square(28, 14, 3);
         let tokens = |value| processor.process(&picture(value))[0].tokens().collect::<Vec<_>>();
         assert_eq!(tokens(1).len(), 9);
         assert_eq!(tokens(1), tokens(1));

@@ -1,8 +1,10 @@
 //! The image encoder: from patches to soft tokens of the language model, as recorded programs.
 //!
-//! A SigLIP encoder is a transformer over the patches of an image: LayerNorm with bias instead of RMSNorm, no RoPE, and
-//! attention without a mask. It runs on the kernels of the language model: patches are the rows of a prefill, an image
-//! is a sequence whose rows all see each other, and its keys and values are in pages of their own.
+//! An encoder is a transformer over the patches of an image, with attention without a mask. SigLIP (Gemma 3) has LayerNorms
+//! with biases and no RoPE; that of Gemma 4 is like its language model, with RoPE in two dimensions. They run on the kernels
+//! of the language model: patches are the rows of a prefill, an image is a sequence whose rows all see each other, and its
+//! keys and values are in pages of their own. Images that are encoded together may have different shapes. Gemma 4 12B has
+//! no layers: norms and two products.
 //!
 //! There is one program per layer, recorded once. An encoding can pause between layers, so that other sequences decode in
 //! between. Soft tokens stay in a cache until the memory is needed for other images.
@@ -13,7 +15,7 @@ mod soft_token_cache;
 
 use std::time::{Duration, Instant};
 
-use checkpoint::VisionConfig;
+use checkpoint::{EncoderKind, VisionConfig};
 use gpu::{Arena, Buffer, Device, Lifetime, Memory, Program, TimestampMode, Timing};
 use kernels::{Activations, Matrix};
 use weights::vision::{VisionMatrix, VisionWeights};
@@ -71,7 +73,7 @@ impl EncoderLimits {
         let fits = |images: &u32| scratch::bytes(config, *images) <= device_memory / MEMORY_DIVISOR;
         Self {
             max_images: [4, 2].into_iter().find(fits).unwrap_or(1),
-            cached_images: (prefill_chunk / config.soft_tokens()).max(MIN_CACHED_IMAGES),
+            cached_images: (prefill_chunk / config.max_soft_tokens()).max(MIN_CACHED_IMAGES),
         }
     }
 
@@ -88,14 +90,14 @@ fn activations(
     weights: &VisionWeights,
     units: MatrixUnits,
 ) -> Activations {
-    let lengths = [config.hidden, config.intermediate, config.patch_values()];
+    let intermediate = config.transformer().map_or(0, |transformer| transformer.intermediate);
+    let lengths = [config.hidden, intermediate, config.patch_values()];
     let aligned = lengths.into_iter().all(|length| length.is_multiple_of(4));
-    let planned = |matrix: &Matrix| {
-        units
-            .coopmat_plan(device.caps(), &programs::coopmat_shape(matrix, config.patches() as usize))
-            .is_some()
+    let planned = |(id, matrix): &(VisionMatrix, Matrix)| {
+        let shape = programs::coopmat_shape(weights, *id, matrix, config.max_patches() as usize);
+        units.coopmat_plan(device.caps(), &shape).is_some()
     };
-    match aligned && weights.matrices.iter().all(|(_, matrix)| planned(matrix)) {
+    match aligned && weights.matrices.iter().all(planned) {
         true => Activations::F16,
         false => Activations::F32,
     }
@@ -110,7 +112,7 @@ impl ImageEncoder {
         units: MatrixUnits,
         limits: EncoderLimits,
     ) -> Result<Self> {
-        if config.soft_tokens() < 2 {
+        if config.max_soft_tokens() < 2 {
             // A single prefill row runs as a decode row, which has no soft tokens.
             return Err(Error::Limits("an image encoder with one soft token per image".into()));
         }
@@ -119,15 +121,14 @@ impl ImageEncoder {
         let scratch = Scratch::new(device, &config, &weights, units, activations, images)?;
         let recording =
             programs::Recording { device, config: &config, weights: &weights, scratch: &scratch, units };
-        let recorders = (0..config.layers).map(|layer| recording.layer(layer, device.recorder()?));
+        let recorders = (0..recording.count()).map(|number| recording.program(number, device.recorder()?));
         let recorders = recorders.collect::<Result<Vec<_>>>()?;
         let pipelines: Vec<_> = recorders.iter().flat_map(|recorder| recorder.pipelines()).collect();
         device.compile(&pipelines)?;
         let programs =
             recorders.into_iter().map(|recorder| Ok(recorder.seal()?)).collect::<Result<Vec<_>>>()?;
         let mut upload = Arena::new(device, Lifetime::Staging, Memory::Upload);
-        let patch_bytes = scratch.patch_bytes() * images as u64;
-        let staging = upload.buffer_from("patches", &vec![0_u8; patch_bytes as usize])?;
+        let staging = upload.buffer_from("patches", &vec![0_u8; scratch.upload_bytes() as usize])?;
         let soft_tokens = SoftTokenCache::new(device, &config, limits.cached_images)?;
         Ok(Self {
             device: device.clone(),
@@ -201,15 +202,34 @@ impl ImageEncoder {
     }
 
     fn check(&self, image: &Image) -> Result<()> {
-        let patches = image.patches();
-        let (count, values) = (self.config.patches() as usize, self.config.patch_values() as usize);
-        if (patches.len(), patches.values_per_patch(), image.soft_tokens())
-            != (count, values, self.config.soft_tokens())
+        let (config, patches, grid) = (&self.config, image.patches(), Grid::of(image));
+        let values = config.patch_values();
+        let side = config.pooled_patches;
+        let fits = match config.encoder {
+            EncoderKind::Siglip { image_size, .. } => {
+                [grid.columns, grid.rows] == [image_size / config.patch_size; 2]
+            }
+            EncoderKind::Gemma4 { .. } | EncoderKind::Gemma4Unified { .. } => {
+                grid.columns.is_multiple_of(side) && grid.rows.is_multiple_of(side)
+            }
+        };
+        // A single prefill row runs as a decode row, which has no soft tokens.
+        let tokens = 2..=config.max_soft_tokens();
+        let soft_tokens = grid.patches() / side.pow(2);
+        if patches.values_per_patch() != values as usize
+            || !fits
+            || !tokens.contains(&soft_tokens)
+            || image.soft_tokens() != soft_tokens
         {
             return Err(Error::Limits(format!(
-                "an image of {} patches of {} values: this model takes {count} of {values}",
-                patches.len(),
-                patches.values_per_patch()
+                "an image of {} × {} patches of {} values and {} soft tokens: this model takes {} to {} soft tokens of \
+                 {side} × {side} patches of {values} values",
+                grid.columns,
+                grid.rows,
+                patches.values_per_patch(),
+                image.soft_tokens(),
+                tokens.start(),
+                tokens.end()
             )));
         }
         Ok(())
@@ -223,18 +243,18 @@ impl ImageEncoder {
 
     /// Uploads the patches of images.
     fn start(&mut self, images: Vec<Image>) -> Result<()> {
-        let (stride, bytes) = (self.scratch.patches.stride() as u64 * 4, self.scratch.patch_bytes());
+        let stride = self.scratch.upload_stride as u64 * 4;
         let patches =
             images.iter().flat_map(|image| (0..image.patches().len()).map(|row| image.patches().row(row)));
         // The padding of rows stays as it was allocated, zero.
         for (row, patch) in (0..).zip(patches) {
             self.staging.write(row * stride, bytemuck::cast_slice(patch))?;
         }
-        self.scratch.write_images(images.len())?;
+        let grids: Vec<Grid> = images.iter().map(Grid::of).collect();
+        self.scratch.write_images(&grids, self.config.pooled_patches)?;
+        let patches = self.scratch.upload(grids.iter().map(|grid| grid.patches() as usize).sum())?;
         let mut recorder = self.device.recorder()?;
-        let end = bytes * images.len() as u64;
-        let patches = self.scratch.patch_floats().slice(0..end)?;
-        recorder.copy("patches", self.staging.slice(0..end)?, patches)?;
+        recorder.copy("patches", self.staging.slice(0..patches.len())?, patches)?;
         recorder.seal()?.run(self.timeout)?;
         self.batch = Some(EncoderBatch { images, layers_done: 0 });
         Ok(())
@@ -268,20 +288,40 @@ impl ImageEncoder {
         self.soft_tokens.insert(&images, needed, &self.scratch.soft, self.timeout)
     }
 
-    /// Encodes this many images, whatever their patches are, and returns the time of each command.
+    /// Encodes this many images of the largest size, whatever their patches are, and returns the time of each command.
     pub(crate) fn encode_timed(&mut self, images: usize, timestamps: TimestampMode) -> Result<Vec<Timing>> {
-        self.scratch.write_images(images.min(self.scratch.images))?;
+        let grids = vec![Grid::largest(&self.config); images.min(self.scratch.images)];
+        self.scratch.write_images(&grids, self.config.pooled_patches)?;
         let Self { device, config, units, scratch, weights, .. } = self;
         let recording = programs::Recording { device, config, weights, scratch, units: *units };
         let mut timings: Vec<Timing> = vec![];
-        for layer in 0..config.layers {
-            let program = recording.layer(layer, device.timed_recorder(timestamps)?)?.seal()?;
+        for number in 0..recording.count() {
+            let program = recording.program(number, device.timed_recorder(timestamps)?)?.seal()?;
             program.run(self.timeout)?;
             let level = timings.last().map_or(0, |timing| timing.level + 1);
             let of_layer = program.timings()?.into_iter();
             timings.extend(of_layer.map(|timing| Timing { level: timing.level + level, ..timing }));
         }
         Ok(timings)
+    }
+
+    /// The same encoder with the code path of cooperative matrices on a device that has none: slow; for tests.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn with_emulated_matrix_units(self) -> Result<Self> {
+        let limits = EncoderLimits {
+            max_images: self.scratch.images as u32,
+            cached_images: self.soft_tokens.capacity() as u32,
+        };
+        // The programs must not outlive the weights that they read.
+        let Self { device, config, weights, programs, .. } = self;
+        drop(programs);
+        Self::new(&device, config, weights, MatrixUnits::Emulated, limits)
+    }
+
+    /// The format of its activations; for tests.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn activations(&self) -> Activations {
+        self.scratch.normed.kind()
     }
 
     /// The encoder's output and the soft tokens of the last batch, as rows of f32; for tests.
@@ -295,10 +335,48 @@ impl ImageEncoder {
             recorder.seal()?.run(self.timeout)?;
             Ok(to.read_vec()?)
         };
-        let (stride, hidden) = (self.scratch.encoded.stride(), self.config.hidden as usize);
-        let encoded = read(self.scratch.encoded_floats())?;
+        let hidden = self.config.hidden as usize;
+        let (encoded, stride) = self.scratch.encoded(hidden);
+        let encoded = read(encoded)?;
         let encoded = encoded.chunks(stride).flat_map(|row| row[..hidden].to_vec()).collect();
         Ok((encoded, read(&self.scratch.soft)?))
+    }
+}
+
+/// The patches of an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Grid {
+    columns: u32,
+    rows: u32,
+}
+
+impl Grid {
+    fn of(image: &Image) -> Self {
+        Self { columns: image.patches().columns(), rows: image.patches().rows() }
+    }
+
+    /// The grid of the largest image: square where all are, otherwise a row of soft tokens.
+    fn largest(config: &VisionConfig) -> Self {
+        let side = config.pooled_patches;
+        match config.encoder {
+            EncoderKind::Siglip { image_size, .. } => {
+                let patches = image_size / config.patch_size;
+                Self { columns: patches, rows: patches }
+            }
+            EncoderKind::Gemma4 { .. } | EncoderKind::Gemma4Unified { .. } => {
+                Self { columns: config.max_soft_tokens() * side, rows: side }
+            }
+        }
+    }
+
+    fn patches(&self) -> u32 {
+        self.columns * self.rows
+    }
+
+    /// Column and row of each patch.
+    fn coordinates(&self) -> impl Iterator<Item = [u32; 2]> + use<> {
+        let Self { columns, rows } = *self;
+        (0..rows).flat_map(move |y| (0..columns).map(move |x| [x, y]))
     }
 }
 

@@ -3,7 +3,9 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use checkpoint::{Config, Dense, Experts, FeedForward, LayerSpec, Mixer, Role, Slot, VisionConfig};
+use checkpoint::{
+    Config, Dense, EncoderKind, Experts, FeedForward, LayerSpec, Mixer, Role, Slot, Transformer, VisionConfig,
+};
 use gpu::{Arena, Buffer, Device, Lifetime, Memory, Recorder, TimestampMode, Timing};
 use kernels::{
     Matrix,
@@ -315,23 +317,73 @@ impl Model {
 
 /// The matrices of an image encoder in f16.
 fn vision_matrices(config: &VisionConfig) -> Vec<(VisionMatrix, Layout)> {
-    let VisionConfig { hidden, intermediate, text_hidden, .. } = *config;
-    let layers = (0..config.layers).flat_map(|layer| {
-        [
-            (VisionMatrix::Qkv(layer), 3 * hidden, hidden),
-            (VisionMatrix::AttentionOutput(layer), hidden, hidden),
-            (VisionMatrix::Up(layer), intermediate, hidden),
-            (VisionMatrix::Down(layer), hidden, intermediate),
-        ]
-    });
-    let patches = (VisionMatrix::PatchEmbed, hidden, config.patch_values());
-    let projection = (VisionMatrix::Projection, text_hidden, hidden);
-    let all = [patches].into_iter().chain(layers).chain([projection]);
-    all.map(|(id, rows, k)| (id, Layout { scheme: Scheme::F16, rows: rows as usize, k: k as usize }))
-        .collect()
+    let VisionConfig { hidden, text_hidden, .. } = *config;
+    let mut all = vec![(VisionMatrix::PatchEmbed, hidden, config.patch_values())];
+    if let Some(Transformer { layers, heads, head_dim, intermediate, .. }) = config.transformer().copied() {
+        let width = heads * head_dim;
+        for layer in 0..layers {
+            all.push((VisionMatrix::Qkv(layer), 3 * width, hidden));
+            all.push((VisionMatrix::AttentionOutput(layer), hidden, width));
+            all.push(match config.encoder {
+                EncoderKind::Siglip { .. } => (VisionMatrix::Up(layer), intermediate, hidden),
+                _ => (VisionMatrix::GateUp(layer), 2 * intermediate, hidden),
+            });
+            all.push((VisionMatrix::Down(layer), hidden, intermediate));
+        }
+    }
+    all.push((VisionMatrix::Projection, text_hidden, hidden));
+    let layout = |rows: u32, k: u32| Layout { scheme: Scheme::F16, rows: rows as usize, k: k as usize };
+    all.into_iter().map(|(id, rows, k)| (id, layout(rows, k))).collect()
 }
 
-/// An image encoder's weights in f16: random matrices, norms of ones, biases of zeros.
+/// The norms and biases of an encoder outside of layers, and of a layer: role, length, value.
+fn vision_vectors(config: &VisionConfig) -> [Vec<(Role, u32, f32)>; 2] {
+    let VisionConfig { hidden, .. } = *config;
+    match config.encoder {
+        EncoderKind::Siglip { transformer, .. } => [
+            vec![
+                (Role::PatchEmbedBias, hidden, 0.0),
+                (Role::FinalNorm, hidden, 1.0),
+                (Role::FinalNormBias, hidden, 0.0),
+                (Role::SoftTokenNorm, hidden, 1.0),
+            ],
+            vec![
+                (Role::AttentionNorm, hidden, 1.0),
+                (Role::AttentionNormBias, hidden, 0.0),
+                (Role::OutputBias, hidden, 0.0),
+                (Role::FeedForwardNorm, hidden, 1.0),
+                (Role::FeedForwardNormBias, hidden, 0.0),
+                (Role::UpBias, transformer.intermediate, 0.0),
+                (Role::DownBias, hidden, 0.0),
+            ],
+        ],
+        EncoderKind::Gemma4 { transformer, .. } => [
+            vec![(Role::StandardizeBias, hidden, 0.0), (Role::StandardizeScale, hidden, 1.0)],
+            vec![
+                (Role::AttentionNorm, hidden, 1.0),
+                (Role::QueryNorm, transformer.head_dim, 1.0),
+                (Role::KeyNorm, transformer.head_dim, 1.0),
+                (Role::PostAttentionNorm, hidden, 1.0),
+                (Role::FeedForwardNorm, hidden, 1.0),
+                (Role::PostFeedForwardNorm, hidden, 1.0),
+            ],
+        ],
+        EncoderKind::Gemma4Unified { .. } => [
+            vec![
+                (Role::PatchNorm, config.patch_values(), 1.0),
+                (Role::PatchNormBias, config.patch_values(), 0.0),
+                (Role::PatchEmbedBias, hidden, 0.0),
+                (Role::PatchEmbedNorm, hidden, 1.0),
+                (Role::PatchEmbedNormBias, hidden, 0.0),
+                (Role::PositionNorm, hidden, 1.0),
+                (Role::PositionNormBias, hidden, 0.0),
+            ],
+            vec![],
+        ],
+    }
+}
+
+/// An image encoder's weights in f16: random matrices and positions, norms of ones, biases of zeros. Nothing is clipped.
 fn random_vision_weights(device: &Device, config: &VisionConfig) -> Result<VisionWeights> {
     let halves = Random::new(device, Distribution::Halves)?;
     let floats = Random::new(device, Distribution::Floats)?;
@@ -343,47 +395,43 @@ fn random_vision_weights(device: &Device, config: &VisionConfig) -> Result<Visio
             halves.record(&mut recorder, "values", &block.values.view(), number)?;
         }
     }
-    let (hidden, intermediate) = (config.hidden, config.intermediate);
     let mut arena = Arena::new(device, Lifetime::Weights, Memory::Device).with_block_size(4 << 20);
     let mut vectors = BTreeMap::new();
-    let mut add = |recorder: &mut Recorder, layer, role, length: u32, value: f32| -> Result<()> {
-        let buffer = arena.buffer("vector", u64::from(length) * 4)?;
-        recorder.fill("vector", &buffer, value.to_bits())?;
-        vectors.insert(Slot::vision(layer, role), buffer);
-        Ok(())
-    };
-    for (role, value) in [
-        (Role::PatchEmbedBias, 0.0),
-        (Role::FinalNorm, 1.0),
-        (Role::FinalNormBias, 0.0),
-        (Role::SoftTokenNorm, 1.0),
-    ] {
-        add(&mut recorder, None, role, hidden, value)?;
-    }
-    for layer in 0..config.layers {
-        for (role, length, value) in [
-            (Role::AttentionNorm, hidden, 1.0),
-            (Role::AttentionNormBias, hidden, 0.0),
-            (Role::OutputBias, hidden, 0.0),
-            (Role::FeedForwardNorm, hidden, 1.0),
-            (Role::FeedForwardNormBias, hidden, 0.0),
-            (Role::UpBias, intermediate, 0.0),
-            (Role::DownBias, hidden, 0.0),
-        ] {
-            add(&mut recorder, Some(layer), role, length, value)?;
+    let [outside, inside] = vision_vectors(config);
+    let layers = (0..config.layers()).map(|layer| (Some(layer), &inside));
+    for (layer, list) in [(None, &outside)].into_iter().chain(layers) {
+        for (role, length, value) in list {
+            let buffer = arena.buffer("vector", u64::from(*length) * 4)?;
+            recorder.fill("vector", &buffer, value.to_bits())?;
+            vectors.insert(Slot::vision(layer, *role), buffer);
         }
     }
-    let positions = arena.buffer("positions", u64::from(config.patches() * hidden) * 4)?;
-    floats.record(&mut recorder, "positions", &positions.view(), 1)?;
-    vectors.insert(Slot::vision(None, Role::PositionEmbed), positions);
+    let mut random = |recorder: &mut Recorder, rows: u32, number: u32| -> Result<Buffer> {
+        let positions = arena.buffer("positions", u64::from(rows) * u64::from(config.hidden) * 4)?;
+        floats.record(recorder, "positions", &positions.view(), number)?;
+        Ok(positions)
+    };
+    let positions = match config.encoder {
+        EncoderKind::Gemma4 { .. } | EncoderKind::Gemma4Unified { .. } => {
+            let count = config.max_patches_per_side();
+            Some([random(&mut recorder, count, 1)?, random(&mut recorder, count, 2)?])
+        }
+        EncoderKind::Siglip { .. } => {
+            let positions = random(&mut recorder, config.max_patches(), 1)?;
+            vectors.insert(Slot::vision(None, Role::PositionEmbed), positions);
+            None
+        }
+    };
     let mut qkv_biases = vec![];
-    for _ in 0..config.layers {
-        let bias = arena.buffer("bias", u64::from(3 * hidden) * 4)?;
-        recorder.fill("bias", &bias, 0)?;
-        qkv_biases.push(bias);
+    if let EncoderKind::Siglip { transformer, .. } = config.encoder {
+        for _ in 0..transformer.layers {
+            let bias = arena.buffer("bias", u64::from(3 * config.hidden) * 4)?;
+            recorder.fill("bias", &bias, 0)?;
+            qkv_biases.push(bias);
+        }
     }
     recorder.seal()?.run(TIMEOUT)?;
-    Ok(VisionWeights { matrices, vectors, qkv_biases })
+    Ok(VisionWeights { matrices, vectors, qkv_biases, positions, clips: vec![] })
 }
 
 impl Runner {

@@ -502,6 +502,13 @@ impl Runner {
         self
     }
 
+    /// The same runner whose image encoder has emulated matrix units; for tests.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn with_emulated_encoder(mut self) -> Result<Self> {
+        let encoder = self.encoder.take().ok_or(Error::NoImageEncoder)?;
+        Ok(self.with_encoder(encoder.with_emulated_matrix_units()?))
+    }
+
     /// Checks that a row's token mask, if it has one, covers the vocabulary.
     fn check_mask(&self, mask: Option<&[u32]>) -> Result<()> {
         let words = self.model.config.vocab.div_ceil(32) as usize;

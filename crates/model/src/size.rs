@@ -1,6 +1,6 @@
 //! Dimensions of published models, for benchmarks with random weights.
 
-use checkpoint::{Config, VisionConfig};
+use checkpoint::{Config, EncoderKind, PatchOrder, Transformer, VisionConfig};
 use serde_json::{Value, json};
 
 use crate::Result;
@@ -102,24 +102,16 @@ impl Size {
         Ok(Config::from_hf(self.name().as_ref(), &self.json())?)
     }
 
-    /// The dimensions of its image encoder, where it has one that is supported.
+    /// The dimensions of its image encoder, where it has one.
     pub fn vision(self) -> Result<Option<VisionConfig>> {
-        let has_encoder = matches!(self, Size::Gemma3Of4B | Size::Gemma3Of12B | Size::Gemma3Of27B);
         let text_hidden = self.config()?.hidden;
-        Ok(has_encoder.then_some(VisionConfig {
-            image_size: 896,
-            patch_size: 14,
-            hidden: 1152,
-            intermediate: 4304,
-            layers: 27,
-            heads: 16,
-            layer_norm_eps: 1e-6,
-            soft_tokens_per_side: 16,
-            text_hidden,
-            soft_norm_eps: 1e-6,
-            image_mean: [0.5; 3],
-            image_std: [0.5; 3],
-        }))
+        Ok(match self {
+            Size::Gemma3Of4B | Size::Gemma3Of12B | Size::Gemma3Of27B => Some(gemma3_vision(text_hidden)),
+            Size::Gemma4E2B | Size::Gemma4E4B => Some(gemma4_small_vision(text_hidden)),
+            Size::Gemma4Of12B => Some(gemma4_unified_vision(text_hidden)),
+            Size::Gemma4Of26B | Size::Gemma4Of31B => Some(gemma4_large_vision(text_hidden)),
+            _ => None,
+        })
     }
 
     fn json(self) -> Value {
@@ -237,4 +229,72 @@ fn llama3(layers: u32, hidden: u32, intermediate: u32, heads: [u32; 3], tied: bo
         "original_max_position_embeddings": 8192,
     });
     config
+}
+
+/// The encoder of all published Gemma 3 models that have one.
+fn gemma3_vision(text_hidden: u32) -> VisionConfig {
+    VisionConfig {
+        patch_size: 14,
+        pooled_patches: 4,
+        patch_order: PatchOrder::ChannelsFirst,
+        hidden: 1152,
+        text_hidden,
+        soft_norm_eps: 1e-6,
+        encoder: EncoderKind::Siglip {
+            image_size: 896,
+            image_mean: [0.5; 3],
+            image_std: [0.5; 3],
+            transformer: Transformer {
+                layers: 27,
+                heads: 16,
+                head_dim: 72,
+                intermediate: 4304,
+                norm_eps: 1e-6,
+            },
+        },
+    }
+}
+
+/// The encoder of Gemma 4 E2B and E4B.
+fn gemma4_small_vision(text_hidden: u32) -> VisionConfig {
+    let transformer = Transformer { layers: 16, heads: 12, head_dim: 64, intermediate: 3072, norm_eps: 1e-6 };
+    gemma4_vision(768, text_hidden, transformer, true)
+}
+
+/// The encoder of Gemma 4 26B and 31B.
+fn gemma4_large_vision(text_hidden: u32) -> VisionConfig {
+    let transformer = Transformer { layers: 27, heads: 16, head_dim: 72, intermediate: 4304, norm_eps: 1e-6 };
+    gemma4_vision(1152, text_hidden, transformer, false)
+}
+
+fn gemma4_vision(hidden: u32, text_hidden: u32, transformer: Transformer, clipped: bool) -> VisionConfig {
+    VisionConfig {
+        patch_size: 16,
+        pooled_patches: 3,
+        patch_order: PatchOrder::ChannelsLast,
+        hidden,
+        text_hidden,
+        soft_norm_eps: 1e-6,
+        encoder: EncoderKind::Gemma4 {
+            max_soft_tokens: 280,
+            positions: 10_240,
+            rope_theta: 100.0,
+            clipped,
+            standardized: !clipped,
+            transformer,
+        },
+    }
+}
+
+/// What Gemma 4 12B has instead of an encoder.
+fn gemma4_unified_vision(text_hidden: u32) -> VisionConfig {
+    VisionConfig {
+        patch_size: 48,
+        pooled_patches: 1,
+        patch_order: PatchOrder::ChannelsLast,
+        hidden: 3840,
+        text_hidden,
+        soft_norm_eps: 1e-6,
+        encoder: EncoderKind::Gemma4Unified { max_soft_tokens: 280, positions: 1120, layer_norm_eps: 1e-5 },
+    }
 }

@@ -208,6 +208,7 @@ impl<'a> Step<'a> {
             embeddings,
             active: state.active.clone(),
             tokens: state.tokens.view(),
+            soft_token: None,
             residual: scratch.residual.view(),
         };
         let kernel = Embed::new(&model.device, embeddings.layout().scheme)?;

@@ -172,20 +172,7 @@ mod tests {
     use super::*;
 
     fn processor() -> ImageProcessor {
-        ImageProcessor::new(&checkpoint::VisionConfig {
-            image_size: 28,
-            patch_size: 7,
-            hidden: 8,
-            intermediate: 8,
-            layers: 1,
-            heads: 1,
-            layer_norm_eps: 1e-6,
-            soft_tokens_per_side: 2,
-            text_hidden: 8,
-            soft_norm_eps: 1e-6,
-            image_mean: [0.5; 3],
-            image_std: [0.5; 3],
-        })
+        ImageProcessor::square(28, 7, 2)
     }
 
     /// GIF files of one pixel.

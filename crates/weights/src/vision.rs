@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use checkpoint::{Role, Slot, Source, Tensor, Vision, VisionConfig};
+use checkpoint::{ClipRanges, EncoderKind, Role, Slot, Source, Tensor, Vision, VisionConfig};
 use gpu::{Arena, Buffer, Caps, Device, Lifetime, Memory, Recorder};
 use half::f16;
 use kernels::{
     Matrix,
+    clip::ClipRange,
     transcode::{Rows, StripMap, Transcode},
 };
 use tensor::{Encoding, Layout, Scheme};
@@ -22,11 +23,38 @@ use crate::{
 pub struct VisionWeights {
     /// Every matrix with its id, in the order of the forward pass.
     pub matrices: Vec<(VisionMatrix, Matrix)>,
-    /// The position embeddings, `[patch][hidden]`, norms, ready to multiply, and biases: f32. Those of query, key and value
-    /// are in `qkv_biases`.
+    /// Norms, ready to multiply, biases, and SigLIP's position embeddings, `[patch][hidden]`: f32. The biases of query, key
+    /// and value are in `qkv_biases`.
     pub vectors: BTreeMap<Slot, Buffer>,
-    /// Per layer the biases of query, key and value, concatenated, in f32.
+    /// Per layer the biases of query, key and value, concatenated, in f32 (SigLIP).
     pub qkv_biases: Vec<Buffer>,
+    /// The position embeddings of columns and of rows, `[position][hidden]`, in f32 (Gemma 4).
+    pub positions: Option<[Buffer; 2]>,
+    /// Per layer the ranges of its matrices, if the encoder is clipped.
+    pub clips: Vec<LayerClips>,
+}
+
+/// The ranges that a clipped encoder clamps the inputs and outputs of a layer's matrices to. A buffer has two f32 per
+/// column: least and greatest.
+pub struct LayerClips {
+    /// Inputs of each of the [`VisionMatrix::Qkv`] matrices.
+    pub qkv_inputs: Vec<Buffer>,
+    /// Outputs of all of them, concatenated.
+    pub qkv_outputs: Buffer,
+    /// Input of the output projection.
+    pub attended: Buffer,
+    /// Output of the output projection.
+    pub attention_output: Buffer,
+    /// Inputs of each of the [`VisionMatrix::GateUp`] matrices.
+    pub gate_up_inputs: Vec<Buffer>,
+    /// Output of the gate projection.
+    pub gate: ClipRange,
+    /// Output of the up projection.
+    pub up: ClipRange,
+    /// Input of the down projection.
+    pub activated: ClipRange,
+    /// Output of the down projection.
+    pub feed_forward_output: Buffer,
 }
 
 /// Identifies a matrix of an image encoder. The number is the index of its layer.
@@ -38,8 +66,11 @@ pub enum VisionMatrix {
     Qkv(u32),
     /// Output projection of attention.
     AttentionOutput(u32),
-    /// Up projection, also known as fc1.
+    /// Up projection, also known as fc1, of an MLP without a gate.
     Up(u32),
+    /// Gate and up projections, or one of them. If the encoder is clipped, the rows of the gate come first; otherwise their
+    /// strips alternate.
+    GateUp(u32),
     /// Down projection, also known as fc2.
     Down(u32),
     /// Projection of soft tokens to the hidden size of the language model.
@@ -53,6 +84,7 @@ impl std::fmt::Display for VisionMatrix {
             VisionMatrix::Qkv(layer) => write!(f, "image layer {layer} QKV"),
             VisionMatrix::AttentionOutput(layer) => write!(f, "image layer {layer} output"),
             VisionMatrix::Up(layer) => write!(f, "image layer {layer} up"),
+            VisionMatrix::GateUp(layer) => write!(f, "image layer {layer} gate and up"),
             VisionMatrix::Down(layer) => write!(f, "image layer {layer} down"),
             VisionMatrix::Projection => f.write_str("projection of soft tokens"),
         }
@@ -62,47 +94,76 @@ impl std::fmt::Display for VisionMatrix {
 /// The matrices of an image encoder, known before any memory is allocated.
 pub struct VisionBlueprint<'a> {
     vision: &'a Vision,
-    /// All but the projection, in the order of the forward pass.
+    /// All that are read from the file as they are, in the order of the forward pass.
     matrices: Vec<(VisionMatrix, Joined<'a>)>,
-    projection: Layout,
+    /// SigLIP's projection, which is transposed.
+    transposed_projection: Option<Layout>,
 }
 
 impl<'a> VisionBlueprint<'a> {
     /// The matrices of an encoder.
     pub fn new(vision: &'a Vision) -> Result<Self> {
         let mut matrices = Vec::new();
-        let mut add = |id, layer, roles: &[Role]| -> Result<()> {
+        let mut add = |id, layer, order, roles: &[Role]| -> Result<()> {
             let tensors = roles.iter().map(|role| vision.tensor(layer, *role));
             let tensors: Vec<&Tensor> = tensors.collect::<Result<_, checkpoint::Error>>()?;
-            let joined = join(&vision.source, StripOrder::Sequential, &tensors)?;
+            let joined = join(&vision.source, order, &tensors)?;
             matrices.extend(joined.into_iter().map(|joined| (id, joined)));
             Ok(())
         };
-        add(VisionMatrix::PatchEmbed, None, &[Role::PatchEmbed])?;
-        for layer in 0..vision.config.layers {
-            add(VisionMatrix::Qkv(layer), Some(layer), &[Role::Query, Role::Key, Role::Value])?;
-            add(VisionMatrix::AttentionOutput(layer), Some(layer), &[Role::Output])?;
-            add(VisionMatrix::Up(layer), Some(layer), &[Role::Up])?;
-            add(VisionMatrix::Down(layer), Some(layer), &[Role::Down])?;
+        let sequential = StripOrder::Sequential;
+        add(VisionMatrix::PatchEmbed, None, sequential, &[Role::PatchEmbed])?;
+        for layer in 0..vision.config.layers() {
+            for roles in input_groups(vision, layer, &QKV)? {
+                add(VisionMatrix::Qkv(layer), Some(layer), sequential, &roles)?;
+            }
+            add(VisionMatrix::AttentionOutput(layer), Some(layer), sequential, &[Role::Output])?;
+            match vision.config.encoder {
+                EncoderKind::Siglip { .. } => {
+                    add(VisionMatrix::Up(layer), Some(layer), sequential, &[Role::Up])?;
+                }
+                EncoderKind::Gemma4 { clipped: false, .. } | EncoderKind::Gemma4Unified { .. } => {
+                    add(VisionMatrix::GateUp(layer), Some(layer), StripOrder::Alternating, &GATE_UP)?;
+                }
+                EncoderKind::Gemma4 { clipped: true, .. } => {
+                    for roles in input_groups(vision, layer, &GATE_UP)? {
+                        add(VisionMatrix::GateUp(layer), Some(layer), sequential, &roles)?;
+                    }
+                }
+            }
+            add(VisionMatrix::Down(layer), Some(layer), sequential, &[Role::Down])?;
         }
-        let VisionConfig { hidden, text_hidden, .. } = vision.config;
-        let projection = transposed_encoding(vision.tensor(None, Role::Projection)?.encoding);
-        let layout = Layout::new(projection.scheme(), text_hidden as usize, hidden as usize);
-        let projection = layout.expect("rows of floats have any length");
-        Ok(Self { vision, matrices, projection })
+        let transposed_projection = match vision.config.encoder {
+            EncoderKind::Siglip { .. } => {
+                let VisionConfig { hidden, text_hidden, .. } = vision.config;
+                let encoding = transposed_encoding(vision.tensor(None, Role::Projection)?.encoding);
+                let layout = Layout::new(encoding.scheme(), text_hidden as usize, hidden as usize);
+                Some(layout.expect("rows of floats have any length"))
+            }
+            EncoderKind::Gemma4 { .. } | EncoderKind::Gemma4Unified { .. } => {
+                add(VisionMatrix::Projection, None, sequential, &[Role::Projection])?;
+                None
+            }
+        };
+        Ok(Self { vision, matrices, transposed_projection })
     }
 
     /// Every matrix with its layout.
     pub fn layouts(&self) -> impl Iterator<Item = (VisionMatrix, Layout)> {
         let matrices = self.matrices.iter().map(|(id, joined)| (*id, joined.layout));
-        matrices.chain([(VisionMatrix::Projection, self.projection)])
+        matrices.chain(self.transposed_projection.map(|layout| (VisionMatrix::Projection, layout)))
     }
 
     /// Bytes on the GPU.
     pub fn bytes(&self) -> u64 {
         let matrices = self.layouts().map(|(_, layout)| (layout.value_bytes() + layout.scale_bytes()) as u64);
         let vectors = vectors(self.vision).map(|(_, tensor)| tensor.values().unwrap_or(0) * 4);
-        matrices.sum::<u64>() + vectors.sum::<u64>()
+        let config = &self.vision.config;
+        let positions = match config.encoder {
+            EncoderKind::Siglip { .. } => 0,
+            _ => 2 * u64::from(config.max_patches_per_side()) * u64::from(config.hidden) * 4,
+        };
+        matrices.sum::<u64>() + vectors.sum::<u64>() + positions
     }
 
     /// Bytes that are read from files to fill the matrices.
@@ -137,22 +198,82 @@ impl<'a> VisionBlueprint<'a> {
             known.insert(slot, upload.vector(&tensor.name, &values)?);
         }
         let mut qkv_biases = Vec::new();
-        for layer in 0..vision.config.layers {
-            let mut values = Vec::new();
-            for role in QKV_BIASES {
-                values.extend(vision.source.read_vector(vision.tensor(Some(layer), role)?)?);
+        let mut clips = Vec::new();
+        for layer in 0..vision.config.layers() {
+            match vision.config.encoder {
+                EncoderKind::Siglip { .. } => {
+                    let mut values = Vec::new();
+                    for role in QKV_BIASES {
+                        values.extend(vision.source.read_vector(vision.tensor(Some(layer), role)?)?);
+                    }
+                    qkv_biases.push(upload.vector(&format!("biases of image layer {layer}"), &values)?);
+                }
+                EncoderKind::Gemma4 { clipped: true, .. } => clips.push(self.clips(&mut upload, layer)?),
+                EncoderKind::Gemma4 { clipped: false, .. } | EncoderKind::Gemma4Unified { .. } => {}
             }
-            qkv_biases.push(upload.vector(&format!("biases of image layer {layer}"), &values)?);
         }
-        if let Some((VisionMatrix::Projection, matrix)) = matrices.last_mut() {
+        let positions = match vision.config.encoder {
+            EncoderKind::Siglip { .. } => None,
+            EncoderKind::Gemma4 { .. } | EncoderKind::Gemma4Unified { .. } => {
+                let [columns, rows] = vision.position_tables(vision.config.max_patches_per_side())?;
+                Some([
+                    upload.vector("positions of columns", &columns)?,
+                    upload.vector("positions of rows", &rows)?,
+                ])
+            }
+        };
+        if self.transposed_projection.is_some()
+            && let Some((VisionMatrix::Projection, matrix)) = matrices.last_mut()
+        {
             let tensor = vision.tensor(None, Role::Projection)?;
             upload.transposed(&vision.source, tensor, matrix)?;
         }
         upload.finish(options)?;
-        Ok(VisionWeights { matrices, vectors: known, qkv_biases })
+        Ok(VisionWeights { matrices, vectors: known, qkv_biases, positions, clips })
     }
 
-    /// Reads the matrices, but for the projection.
+    /// Uploads the ranges of a clipped layer.
+    fn clips(&self, upload: &mut Upload<'_>, layer: u32) -> Result<LayerClips> {
+        let vision = self.vision;
+        let ranges = |role| clip_ranges(vision, layer, role);
+        let width = |role, axis: usize| -> Result<usize> {
+            Ok(vision.tensor(Some(layer), role)?.shape[axis] as usize)
+        };
+        let mut constant = |range: [f32; 2], columns: usize| {
+            upload.vector(&format!("ranges of image layer {layer}"), &range.repeat(columns))
+        };
+        // As many as there are matrices with this id: tensors of different schemes may form several with one range.
+        let mut inputs = |id: VisionMatrix| -> Result<Vec<Buffer>> {
+            let of_id = self.matrices.iter().filter(|(known, _)| *known == id);
+            let firsts = of_id.map(|(_, joined)| joined.tensors[0].0);
+            firsts
+                .map(|tensor| {
+                    let role = vision.iter().find(|(_, known)| known.name == tensor.name);
+                    let role = role.map_or(Role::Query, |(slot, _)| slot.role);
+                    constant(ranges(role)?.input, width(role, 1)?)
+                })
+                .collect()
+        };
+        let (qkv_inputs, gate_up_inputs) =
+            (inputs(VisionMatrix::Qkv(layer))?, inputs(VisionMatrix::GateUp(layer))?);
+        let mut qkv = Vec::new();
+        for role in QKV {
+            qkv.extend(ranges(role)?.output.repeat(width(role, 0)?));
+        }
+        Ok(LayerClips {
+            qkv_inputs,
+            attended: constant(ranges(Role::Output)?.input, width(Role::Output, 1)?)?,
+            attention_output: constant(ranges(Role::Output)?.output, width(Role::Output, 0)?)?,
+            gate_up_inputs,
+            gate: clip_range(ranges(Role::Gate)?.output),
+            up: clip_range(ranges(Role::Up)?.output),
+            activated: clip_range(ranges(Role::Down)?.input),
+            feed_forward_output: constant(ranges(Role::Down)?.output, width(Role::Down, 0)?)?,
+            qkv_outputs: upload.vector(&format!("ranges of image layer {layer}"), &qkv)?,
+        })
+    }
+
+    /// Reads the matrices, but for a transposed projection.
     pub fn fill(
         &self,
         weights: &VisionWeights,
@@ -193,12 +314,42 @@ impl VisionWeights {
 /// Small buffers share blocks of this many bytes.
 const BLOCK_SIZE: u64 = 64 << 20;
 
+/// The projections, in the row order of the QKV matrix.
+const QKV: [Role; 3] = [Role::Query, Role::Key, Role::Value];
+
+/// The projections, in the row order of the gate and up matrix.
+const GATE_UP: [Role; 2] = [Role::Gate, Role::Up];
+
 /// The biases, in the row order of the QKV matrix.
 const QKV_BIASES: [Role; 3] = [Role::QueryBias, Role::KeyBias, Role::ValueBias];
 
 /// The tensors that are uploaded as f32.
 fn vectors(vision: &Vision) -> impl Iterator<Item = (Slot, &Tensor)> {
-    vision.iter().filter(|(slot, tensor)| is_vector(*slot, tensor) || slot.role == Role::PositionEmbed)
+    let is_siglip = matches!(vision.config.encoder, EncoderKind::Siglip { .. });
+    vision.iter().filter(move |(slot, tensor)| match slot.role {
+        Role::PositionEmbed => is_siglip,
+        _ => is_vector(*slot, tensor),
+    })
+}
+
+/// The roles whose matrices have the same input: neighbours whose inputs are clamped to the same range.
+fn input_groups(vision: &Vision, layer: u32, roles: &[Role]) -> Result<Vec<Vec<Role>>> {
+    let ranges = roles.iter().map(|role| Ok(vision.clip_ranges(layer, *role)?.map(|ranges| ranges.input)));
+    let ranges: Vec<Option<[f32; 2]>> = ranges.collect::<Result<_>>()?;
+    let pairs: Vec<(Role, Option<[f32; 2]>)> = roles.iter().copied().zip(ranges).collect();
+    let groups = pairs.chunk_by(|one, next| one.1 == next.1);
+    Ok(groups.map(|group| group.iter().map(|(role, _)| *role).collect()).collect())
+}
+
+fn clip_range([low, high]: [f32; 2]) -> ClipRange {
+    ClipRange { low, high }
+}
+
+/// The ranges of a matrix of a clipped encoder.
+fn clip_ranges(vision: &Vision, layer: u32, role: Role) -> Result<ClipRanges> {
+    let none =
+        ClipRanges { input: [f32::NEG_INFINITY, f32::INFINITY], output: [f32::NEG_INFINITY, f32::INFINITY] };
+    Ok(vision.clip_ranges(layer, role)?.unwrap_or(none))
 }
 
 /// How the transposed projection is stored: as in the file if that is floats.

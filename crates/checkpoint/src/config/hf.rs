@@ -66,6 +66,7 @@ impl Config {
                 None => head_dim as f32,
             },
             query_temperature: None,
+            causal_images: false,
             global_attention: None,
             kv_sharing: None,
             sliding_window: match family.sliding_window {
@@ -101,7 +102,7 @@ impl Config {
 }
 
 /// The value of a key, or of a path of keys separated by dots.
-fn nested_value<'a>(object: &'a Map<String, Value>, path: &str) -> Option<&'a Value> {
+pub(crate) fn nested_value<'a>(object: &'a Map<String, Value>, path: &str) -> Option<&'a Value> {
     let mut keys = path.split('.');
     let first = object.get(keys.next()?)?;
     keys.try_fold(first, |value, key| value.get(key))

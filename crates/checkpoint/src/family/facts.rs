@@ -28,6 +28,8 @@ pub struct Family {
     pub layer_scales: bool,
     /// Some layers have sliding-window attention, with a separate RoPE base.
     pub sliding_window: bool,
+    /// The layers in which the tokens of an image see each other in both directions.
+    pub whole_images: WholeImages,
     /// Layers may have different numbers of KV heads or widths, which GGUF files store as lists.
     pub(crate) layers_differ: bool,
     /// Norms multiply by 1 + w, where w is the weight in Hugging Face files.
@@ -46,6 +48,18 @@ pub struct Family {
     pub(crate) adapt_hf: fn(&mut Config, &Keys) -> Result<()>,
     /// Applies the family's own GGUF conventions.
     pub(crate) adapt_gguf: fn(&mut Config, &Keys) -> Result<()>,
+}
+
+/// The layers in which the tokens of an image see each other in both directions. In the others, and in a model without
+/// images, a token sees only what comes before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WholeImages {
+    /// None.
+    Never,
+    /// Those with sliding-window attention.
+    InSlidingLayers,
+    /// All.
+    InAllLayers,
 }
 
 /// Activation of the gate in a feed-forward block.

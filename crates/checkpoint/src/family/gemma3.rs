@@ -1,6 +1,6 @@
 //! Gemma 3, text-only or the language model of the multimodal sizes.
 
-use super::facts::{Activation, Defaults, Family, adapt_nothing, reject_flags};
+use super::facts::{Activation, Defaults, Family, WholeImages, adapt_nothing, reject_flags};
 use crate::{
     config::{Config, Keys, MAX_LAYERS, MAX_SIZE, SLIDING_WINDOW_PATTERN, every_nth_global},
     error::Result,
@@ -18,6 +18,7 @@ pub(super) const FAMILY: Family = Family {
     value_norm: false,
     layer_scales: false,
     sliding_window: true,
+    whole_images: WholeImages::InAllLayers,
     layers_differ: false,
     norms_plus_one: true,
     layer_names: &[

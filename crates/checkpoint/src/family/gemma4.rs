@@ -1,7 +1,7 @@
 //! Gemma 4: dense (12B, 31B), with experts beside the dense block (26B-A4B), or with per-layer embeddings and shared keys
 //! and values (E2B, E4B); text-only or the language model of the multimodal classes.
 
-use super::facts::{Activation, Defaults, Family, reject_flags};
+use super::facts::{Activation, Defaults, Family, WholeImages, reject_flags};
 use crate::{
     config::{
         Config, ExpertConfig, GlobalAttention, Keys, KvSharing, LayerType, MAX_LAYERS, MAX_SIZE, RopeScaling,
@@ -21,6 +21,7 @@ pub(super) const FAMILY: Family = Family {
     value_norm: true,
     layer_scales: true,
     sliding_window: true,
+    whole_images: WholeImages::InSlidingLayers,
     layers_differ: true,
     norms_plus_one: false,
     layer_names: &[
@@ -80,7 +81,6 @@ const PER_LAYER_WIDTH: u32 = 256;
 
 fn check_hf(keys: &Keys) -> Result<()> {
     reject_flags(keys, &["attention_bias"], USE_PUBLISHED)?;
-    // "vision" concerns image tokens only.
     if keys.text("use_bidirectional_attention")? == Some("all") {
         let what = format!("{}use_bidirectional_attention = 'all'", keys.prefix);
         return Err(keys.unsupported(what, USE_PUBLISHED));
@@ -103,6 +103,10 @@ fn adapt_hf(config: &mut Config, keys: &Keys) -> Result<()> {
     if !keys.has("rope_parameters") {
         config.rope_scaling = RopeScaling::Proportional { rotated: ROTATED, factor: 1.0 };
     }
+    config.causal_images = match keys.text("use_bidirectional_attention")? {
+        Some(tokens) => tokens != "vision",
+        None => !unified || keys.is_null("use_bidirectional_attention"),
+    };
     config.logit_softcap = keys.optional_number("final_logit_softcapping")?;
     let values_from_keys = keys.flag("attention_k_eq_v")?.unwrap_or(false);
     config.global_attention = Some(global_attention_hf(config, keys, values_from_keys)?);
@@ -204,6 +208,8 @@ fn adapt_gguf(config: &mut Config, keys: &Keys) -> Result<()> {
         }
     }
     config.per_layer_width = keys.count("embedding_length_per_layer_input", MAX_SIZE / layers, 0)?;
+    // The metadata does not say it. The models with per-layer embeddings are those with causal images.
+    config.causal_images = config.per_layer_width.is_some();
     let widths = keys.sizes("feed_forward_length", layers, MAX_SIZE, None)?;
     let shared = keys.count("attention.shared_kv_layers", layers, 0)?.unwrap_or(0);
     let (own, sharing) = widths.split_at((layers - shared) as usize);

@@ -1,7 +1,7 @@
 //! Llama 2 and 3, and models with the same architecture and name: SmolLM2, and GGUF files of Mistral 7B since
 //! v0.2, which has no sliding window.
 
-use super::facts::{Activation, Defaults, Family, adapt_nothing, reject_flags};
+use super::facts::{Activation, Defaults, Family, WholeImages, adapt_nothing, reject_flags};
 use crate::{
     config::{Config, Keys, MetaValue, RopePairs},
     error::Result,
@@ -19,6 +19,7 @@ pub(super) const FAMILY: Family = Family {
     value_norm: false,
     layer_scales: false,
     sliding_window: false,
+    whole_images: WholeImages::Never,
     layers_differ: false,
     norms_plus_one: false,
     layer_names: &NORMS,

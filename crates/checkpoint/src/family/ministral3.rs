@@ -2,7 +2,7 @@
 //! Mistral's multimodal classes.
 
 use super::{
-    facts::{Activation, Defaults, Family},
+    facts::{Activation, Defaults, Family, WholeImages},
     llama, mistral,
 };
 use crate::{
@@ -21,6 +21,7 @@ pub(super) const FAMILY: Family = Family {
     value_norm: false,
     layer_scales: false,
     sliding_window: false,
+    whole_images: WholeImages::Never,
     layers_differ: false,
     norms_plus_one: false,
     layer_names: &llama::NORMS,

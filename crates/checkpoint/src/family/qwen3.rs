@@ -1,7 +1,7 @@
 //! Qwen 3, dense: Qwen 2 with norms of query and key heads instead of biases.
 
 use super::{
-    facts::{Activation, Defaults, Family, adapt_nothing, reject_flags},
+    facts::{Activation, Defaults, Family, WholeImages, adapt_nothing, reject_flags},
     llama, qwen2,
 };
 use crate::{config::Keys, error::Result};
@@ -17,6 +17,7 @@ pub(super) const FAMILY: Family = Family {
     value_norm: false,
     layer_scales: false,
     sliding_window: false,
+    whole_images: WholeImages::Never,
     layers_differ: false,
     norms_plus_one: false,
     layer_names: &llama::NORMS,

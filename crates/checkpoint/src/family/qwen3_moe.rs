@@ -1,7 +1,7 @@
 //! Qwen 3 with experts: Qwen 3 whose feed-forward blocks are mixtures of experts.
 
 use super::{
-    facts::{Activation, Defaults, Family},
+    facts::{Activation, Defaults, Family, WholeImages},
     llama, qwen2, qwen3,
 };
 use crate::{
@@ -20,6 +20,7 @@ pub(super) const FAMILY: Family = Family {
     value_norm: false,
     layer_scales: false,
     sliding_window: false,
+    whole_images: WholeImages::Never,
     layers_differ: false,
     norms_plus_one: false,
     layer_names: &llama::NORMS,

@@ -1,4 +1,8 @@
-//! The dimensions and constants of an image encoder, from `config.json` or from the metadata of an mmproj file, with defaults filled in.
+//! The dimensions and constants of an image encoder, from `config.json` or from an mmproj file, with defaults filled
+//! in.
+
+mod gemma4;
+mod siglip;
 
 use std::path::Path;
 
@@ -6,9 +10,10 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use crate::{
-    config::{Keys, MAX_LAYERS, MAX_SIZE, MetaValue, object},
+    architecture::Architecture,
+    config::{Keys, MetaValue, nested_value, object},
     error::{Error, Result},
-    gguf::Metadata,
+    gguf::{Gguf, Metadata},
 };
 
 /// Colour channels of an image.
@@ -20,69 +25,180 @@ const MAX_WIDTH: u32 = 1 << 16;
 /// Maximum size of a patch: its values, three per pixel, are counted in 32 bits.
 const MAX_PATCH: u32 = 1 << 12;
 
-/// Patches along a side that become one soft token, unless a GGUF file says otherwise. llama.cpp has the same default.
-const POOLED_PATCHES: u32 = 4;
-
-/// Soft tokens per image, unless a config says otherwise.
-const SOFT_TOKENS: u32 = 256;
+/// Soft tokens of an image, at most: the largest number that Gemma 4 was trained with.
+const MOST_SOFT_TOKENS: u32 = 1120;
 
 /// Mean and standard deviation of pixels unless a file says otherwise: values become −1 to 1.
 const SIGNED: [f32; 3] = [0.5; 3];
 
-const USE_PUBLISHED: &str = "use a published Gemma 3 model";
-const USE_MMPROJ: &str = "use the mmproj file that was published with the Gemma 3 model";
+const USE_MMPROJ: &str = "use the mmproj file that was published with the model";
+
+/// `model_type` of the image encoders of Gemma 4 in `config.json`.
+const GEMMA4: &str = "gemma4_vision";
+const GEMMA4_UNIFIED: &str = "gemma4_unified_vision";
 
 /// All parameters of an image encoder other than its weights.
 ///
 /// ```text
-/// image [3, image_size, image_size]
+/// image
 ///   patches of patch_size × patch_size        → [patches, hidden]
-///   layers: LayerNorm, attention, MLP         → [patches, hidden]
+///   the layers of a transformer               → [patches, hidden]
 ///   mean over squares of pooled_patches ×
 ///   pooled_patches patches, RMSNorm, product  → [soft tokens, text_hidden]
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct VisionConfig {
-    /// Width and height of an image in pixels; a multiple of `patch_size`.
-    pub image_size: u32,
     /// Width and height of a patch in pixels.
     pub patch_size: u32,
+    /// Patches along a side of the square that becomes one soft token.
+    pub pooled_patches: u32,
+    /// Order of a patch's values in a row of the patch embedding.
+    pub patch_order: PatchOrder,
     /// Hidden size: width of the residual stream.
     pub hidden: u32,
-    /// Width of the MLP, which has no gate: `down(gelu_tanh(up(x)))`.
-    pub intermediate: u32,
-    /// Number of layers.
-    pub layers: u32,
-    /// Attention heads; divides `hidden`.
-    pub heads: u32,
-    /// Epsilon of every LayerNorm.
-    pub layer_norm_eps: f32,
-    /// Soft tokens along a side of an image; divides the patches along a side.
-    pub soft_tokens_per_side: u32,
     /// Hidden size of the language model: width of a soft token.
     pub text_hidden: u32,
     /// Epsilon of the RMSNorm of soft tokens. Transformers and llama.cpp take that of the encoder's norms.
     pub soft_norm_eps: f32,
-    /// Subtracted from the red, green and blue of a pixel, from 0 to 1.
-    pub image_mean: [f32; 3],
-    /// Divides the difference.
-    pub image_std: [f32; 3],
+    /// What differs between encoders.
+    pub encoder: EncoderKind,
+}
+
+/// Order of the values of a patch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum PatchOrder {
+    /// Channel, y, x: the patch embedding is a convolution.
+    ChannelsFirst,
+    /// y, x, channel.
+    ChannelsLast,
+}
+
+/// The image encoders of Gemma 3 and 4.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub enum EncoderKind {
+    /// SigLIP (Gemma 3): square images of one size, one position embedding per patch; LayerNorms, biases, an MLP
+    /// without a gate.
+    Siglip {
+        /// Width and height of an image in pixels; a multiple of the size of a soft token.
+        image_size: u32,
+        /// Subtracted from the red, green and blue of a pixel, from 0 to 1.
+        image_mean: [f32; 3],
+        /// Divides the difference.
+        image_std: [f32; 3],
+        /// The layers.
+        transformer: Transformer,
+    },
+    /// The encoder of Gemma 4 E2B, E4B, 26B and 31B: images of any shape, position embeddings per column and per row,
+    /// RoPE in two dimensions; RMSNorms before and after each block, a gated MLP.
+    Gemma4 {
+        /// Soft tokens of an image, at most.
+        max_soft_tokens: u32,
+        /// Columns, and rows, that have position embeddings.
+        positions: u32,
+        /// RoPE base.
+        rope_theta: f32,
+        /// Whether inputs and outputs of the layers' matrices are clamped to ranges (E2B, E4B).
+        clipped: bool,
+        /// Whether pooled rows have a bias subtracted and are multiplied by a scale (26B, 31B).
+        standardized: bool,
+        /// The layers.
+        transformer: Transformer,
+    },
+    /// No encoder (Gemma 4 12B): a patch is as large as a soft token, and becomes one by LayerNorms and two products.
+    Gemma4Unified {
+        /// Soft tokens of an image, at most.
+        max_soft_tokens: u32,
+        /// Columns, and rows, that have position embeddings.
+        positions: u32,
+        /// Epsilon of the LayerNorms.
+        layer_norm_eps: f32,
+    },
+}
+
+/// The layers of an image encoder.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Transformer {
+    /// Number of layers.
+    pub layers: u32,
+    /// Attention heads.
+    pub heads: u32,
+    /// Elements per head.
+    pub head_dim: u32,
+    /// Width of the MLP.
+    pub intermediate: u32,
+    /// Epsilon of the norms.
+    pub norm_eps: f32,
+}
+
+impl Transformer {
+    /// Width of queries, keys and values: of all heads.
+    pub fn attention_width(&self) -> u32 {
+        self.heads * self.head_dim
+    }
 }
 
 impl VisionConfig {
-    /// Elements per attention head.
-    pub fn head_dim(&self) -> u32 {
-        self.hidden / self.heads
+    /// The layers, where there are any.
+    pub fn transformer(&self) -> Option<&Transformer> {
+        match &self.encoder {
+            EncoderKind::Siglip { transformer, .. } | EncoderKind::Gemma4 { transformer, .. } => {
+                Some(transformer)
+            }
+            EncoderKind::Gemma4Unified { .. } => None,
+        }
     }
 
-    /// Patches along a side of an image.
-    pub fn patches_per_side(&self) -> u32 {
-        self.image_size / self.patch_size
+    /// The models that have such an encoder.
+    pub fn architecture(&self) -> Architecture {
+        match self.encoder {
+            EncoderKind::Siglip { .. } => Architecture::Gemma3,
+            EncoderKind::Gemma4 { .. } | EncoderKind::Gemma4Unified { .. } => Architecture::Gemma4,
+        }
     }
 
-    /// Patches of an image.
-    pub fn patches(&self) -> u32 {
-        self.patches_per_side().pow(2)
+    /// Number of layers.
+    pub fn layers(&self) -> u32 {
+        self.transformer().map_or(0, |transformer| transformer.layers)
+    }
+
+    /// Soft tokens of an image, at most; SigLIP's images all have as many.
+    pub fn max_soft_tokens(&self) -> u32 {
+        match self.encoder {
+            EncoderKind::Siglip { image_size, .. } => (image_size / self.soft_token_size()).pow(2),
+            EncoderKind::Gemma4 { max_soft_tokens, .. }
+            | EncoderKind::Gemma4Unified { max_soft_tokens, .. } => max_soft_tokens,
+        }
+    }
+
+    /// The same encoder with another maximum of soft tokens per image; an error, as a clause, if it does not allow that.
+    pub fn with_max_soft_tokens(mut self, tokens: u32) -> Result<Self, String> {
+        let fixed = self.max_soft_tokens();
+        let (positions, max_soft_tokens) = match &mut self.encoder {
+            EncoderKind::Siglip { .. } => {
+                return Err(format!("images of this model always have {fixed} tokens"));
+            }
+            EncoderKind::Gemma4 { positions, max_soft_tokens, .. }
+            | EncoderKind::Gemma4Unified { positions, max_soft_tokens, .. } => (*positions, max_soft_tokens),
+        };
+        let most = (positions / self.pooled_patches).min(MOST_SOFT_TOKENS);
+        if !(2..=most).contains(&tokens) {
+            return Err(format!("images of this model have 2 to {most} tokens, not {tokens}"));
+        }
+        *max_soft_tokens = tokens;
+        Ok(self)
+    }
+
+    /// Columns, and rows, of patches of an image, at most: an image may be one row of soft tokens. SigLIP's are square.
+    pub fn max_patches_per_side(&self) -> u32 {
+        match self.encoder {
+            EncoderKind::Siglip { image_size, .. } => image_size / self.patch_size,
+            _ => self.max_soft_tokens() * self.pooled_patches,
+        }
+    }
+
+    /// Patches of an image, at most.
+    pub fn max_patches(&self) -> u32 {
+        self.max_soft_tokens() * self.pooled_patches.pow(2)
     }
 
     /// Values of a patch: columns of the patch embedding.
@@ -90,87 +206,53 @@ impl VisionConfig {
         CHANNELS * self.patch_size.pow(2)
     }
 
-    /// Patches along a side of the square that becomes one soft token.
-    pub fn pooled_patches(&self) -> u32 {
-        self.patches_per_side() / self.soft_tokens_per_side
+    /// Whether [`Role::Projection`](crate::Role::Projection) is stored as `[hidden, text_hidden]`, unlike other
+    /// matrices.
+    pub fn projection_is_transposed(&self) -> bool {
+        matches!(self.encoder, EncoderKind::Siglip { .. })
     }
 
-    /// Soft tokens of an image.
-    pub fn soft_tokens(&self) -> u32 {
-        self.soft_tokens_per_side.pow(2)
+    /// Width and height in pixels of the square that becomes one soft token.
+    pub fn soft_token_size(&self) -> u32 {
+        self.patch_size * self.pooled_patches
     }
 
-    /// Reads the `vision_config` of a `config.json`, and the normalisation of pixels from the config of the image
-    /// processor beside it; paths are used in errors only. Absent values are the defaults of transformers.
+    /// Reads the `vision_config` of a `config.json`, and what the config of the image processor beside it says; paths
+    /// are used in errors only. Absent values are the defaults of transformers. The language model is of this
+    /// architecture and hidden size.
     pub fn from_hf(
         path: &Path,
         json: &Value,
         processor: Option<(&Path, &Value)>,
+        architecture: Architecture,
         text_hidden: u32,
     ) -> Result<Self> {
         let top = json.as_object().ok_or_else(|| Error::invalid(path, "is not a JSON object"))?;
         let none = Map::new();
         let tower = object(path, top, "vision_config")?.unwrap_or(&none);
         let get_top = |key: &str| top.get(key).map(MetaValue::from_json);
-        let get_tower = |key: &str| tower.get(key).map(MetaValue::from_json);
+        let get_tower = |key: &str| nested_value(tower, key).map(MetaValue::from_json);
         let outer = Keys { path, prefix: "", get: &get_top };
         let keys = Keys { path, prefix: "vision_config.", get: &get_tower };
-        require(&keys, "model_type", "siglip_vision_model", USE_PUBLISHED)?;
-        require(&keys, "hidden_act", "gelu_pytorch_tanh", USE_PUBLISHED)?;
-        if keys.flag("vision_use_head")? == Some(true) {
-            return Err(keys.unsupported("vision_config.vision_use_head = true", USE_PUBLISHED));
+        if architecture != Architecture::Gemma4 {
+            return siglip::from_hf(&outer, &keys, processor, text_hidden);
         }
-        check_channels(&keys, "num_channels", USE_PUBLISHED)?;
-        let layer_norm_eps = keys.number("layer_norm_eps", Some(1e-6))?;
-        let config = Self {
-            image_size: keys.size("image_size", MAX_WIDTH, Some(224))?,
-            patch_size: keys.size("patch_size", MAX_PATCH, Some(16))?,
-            hidden: keys.size("hidden_size", MAX_WIDTH, Some(768))?,
-            intermediate: keys.size("intermediate_size", MAX_WIDTH, Some(3072))?,
-            layers: keys.size("num_hidden_layers", MAX_LAYERS, Some(12))?,
-            heads: keys.size("num_attention_heads", MAX_WIDTH, Some(12))?,
-            layer_norm_eps,
-            soft_tokens_per_side: soft_tokens_per_side(&outer, "mm_tokens_per_image")?,
-            text_hidden,
-            soft_norm_eps: layer_norm_eps,
-            image_mean: SIGNED,
-            image_std: SIGNED,
-        }
-        .check(&keys, "num_attention_heads")?;
-        match processor {
-            Some((path, json)) => config.with_processor(path, json),
-            None => Ok(config),
+        let unified = outer.text("model_type")? == Some("gemma4_unified");
+        let default = if unified { GEMMA4_UNIFIED } else { GEMMA4 };
+        match keys.text("model_type")?.unwrap_or(default) {
+            GEMMA4 => gemma4::from_hf(&keys, processor, text_hidden),
+            GEMMA4_UNIFIED => gemma4::unified_from_hf(&keys, processor, text_hidden),
+            other => {
+                let what = format!("vision_config.model_type = '{}'", shortened(other));
+                Err(keys.unsupported(what, gemma4::USE_PUBLISHED))
+            }
         }
     }
 
-    /// Applies the config of an image processor: `preprocessor_config.json`, or the part of `processor_config.json`
-    /// that newer versions of transformers write.
-    fn with_processor(mut self, path: &Path, json: &Value) -> Result<Self> {
-        let json = json.get("image_processor").unwrap_or(json);
-        for (key, target, positive) in
-            [("image_mean", &mut self.image_mean, false), ("image_std", &mut self.image_std, true)]
-        {
-            if let Some(value) = json.get(key).filter(|value| !value.is_null()) {
-                let numbers = value.as_array().map(|list| list.iter().filter_map(Value::as_f64));
-                let numbers: Vec<f32> = numbers.into_iter().flatten().map(|number| number as f32).collect();
-                *target = per_channel(path, key, &numbers, positive)?;
-            }
-        }
-        for side in ["height", "width"] {
-            let size = json.get("size").and_then(|size| size.get(side)).and_then(Value::as_u64);
-            if let Some(size) = size.filter(|size| *size != u64::from(self.image_size)) {
-                let reason = format!(
-                    "size.{side} is {size}, but vision_config.image_size in config.json is {}: download both again",
-                    self.image_size
-                );
-                return Err(Error::invalid(path, reason));
-            }
-        }
-        Ok(self)
-    }
-
-    /// Reads the metadata of an mmproj file, as llama.cpp's converter writes it; `path` is used in errors only.
-    pub fn from_mmproj(path: &Path, metadata: &Metadata) -> Result<Self> {
+    /// Reads an mmproj file, as llama.cpp's converter writes it; `path` is used in errors only. Some of what an encoder
+    /// has is not in the metadata, but is told by which tensors there are.
+    pub fn from_mmproj(path: &Path, gguf: &Gguf) -> Result<Self> {
+        let Gguf { metadata, source, .. } = gguf;
         let get = |key: &str| metadata.get(key).map(MetaValue::from);
         let all = Keys { path, prefix: "", get: &get };
         match all.text("general.architecture")? {
@@ -185,79 +267,54 @@ impl VisionConfig {
         if all.flag("clip.has_vision_encoder")? == Some(false) {
             return Err(all.unsupported("an mmproj file without an image encoder", USE_MMPROJ));
         }
-        // Files with encoders of several kinds name one projector per kind.
-        let projector = ["clip.vision.projector_type", "clip.projector_type"];
-        let projector = projector.into_iter().find(|key| all.has(key)).unwrap_or(projector[1]);
-        match all.text(projector)? {
-            Some("gemma3") => {}
-            Some(other) => {
-                let what = format!("the image projector '{}'", shortened(other));
-                return Err(all.unsupported(what, USE_MMPROJ));
-            }
-            None => return Err(all.error(projector, format!("is missing: {USE_MMPROJ}"))),
-        }
         if all.flag("clip.use_gelu")? == Some(false) || all.flag("clip.use_silu")? == Some(true) {
             return Err(all.unsupported("an image encoder whose activation is not GELU", USE_MMPROJ));
         }
         let get = |key: &str| metadata.get(&format!("clip.vision.{key}")).map(MetaValue::from);
         let keys = Keys { path, prefix: "clip.vision.", get: &get };
-        let layer_norm_eps = keys.number("attention.layer_norm_epsilon", Some(1e-6))?;
-        let mut config = Self {
-            image_size: keys.size("image_size", MAX_WIDTH, None)?,
-            patch_size: keys.size("patch_size", MAX_PATCH, None)?,
-            hidden: keys.size("embedding_length", MAX_WIDTH, None)?,
-            intermediate: keys.size("feed_forward_length", MAX_WIDTH, None)?,
-            layers: keys.size("block_count", MAX_LAYERS, None)?,
-            heads: keys.size("attention.head_count", MAX_WIDTH, None)?,
-            layer_norm_eps,
-            soft_tokens_per_side: 1,
-            text_hidden: keys.size("projection_dim", MAX_SIZE, None)?,
-            soft_norm_eps: layer_norm_eps,
-            image_mean: SIGNED,
-            image_std: SIGNED,
-        }
-        .check(&keys, "attention.head_count")?;
-        let pooled = keys.size("projector.scale_factor", MAX_WIDTH, Some(POOLED_PATCHES))?;
-        let side = config.patches_per_side();
-        if !side.is_multiple_of(pooled) {
-            let reason = format!("is {pooled}, but an image has {side} patches along a side");
-            return Err(keys.error("projector.scale_factor", reason));
-        }
-        config.soft_tokens_per_side = side / pooled;
-        for (key, target, positive) in
-            [("image_mean", &mut config.image_mean, false), ("image_std", &mut config.image_std, true)]
-        {
-            let key = format!("clip.vision.{key}");
-            if let Some(numbers) = metadata.optional(&key, Metadata::array_f32)? {
-                *target = per_channel(path, &key, &numbers, positive)?;
+        // Files with encoders of several kinds name one projector per kind.
+        let projector = ["clip.vision.projector_type", "clip.projector_type"];
+        let projector = projector.into_iter().find(|key| all.has(key)).unwrap_or(projector[1]);
+        match all.text(projector)? {
+            Some("gemma3") => siglip::from_mmproj(&keys, metadata),
+            Some("gemma4v") => gemma4::from_mmproj(&keys, metadata, &source.tensors),
+            Some("gemma4uv") => gemma4::unified_from_mmproj(&keys, metadata, &source.tensors),
+            Some(other) => {
+                let what = format!("the image projector '{}'", shortened(other));
+                Err(all.unsupported(what, USE_MMPROJ))
             }
+            None => Err(all.error(projector, format!("is missing: {USE_MMPROJ}"))),
         }
-        Ok(config)
     }
+}
 
-    /// Checks relations between values.
-    fn check(self, keys: &Keys, heads: &str) -> Result<Self> {
-        let Self { image_size, patch_size, hidden, soft_tokens_per_side, .. } = self;
-        if !hidden.is_multiple_of(self.heads) {
-            let reason = format!("is {}, but the hidden size {hidden} is not a multiple of it", self.heads);
-            return Err(keys.error(heads, reason));
-        }
-        if !image_size.is_multiple_of(patch_size) {
-            let reason = format!("is {image_size}, but must be a multiple of patch_size = {patch_size}");
-            return Err(keys.error("image_size", reason));
-        }
-        let side = self.patches_per_side();
-        if side.checked_pow(2).is_none_or(|patches| patches > MAX_SIZE) {
-            return Err(keys.error("image_size", format!("gives {side} patches along a side: too many")));
-        }
-        if !side.is_multiple_of(soft_tokens_per_side) {
-            let reason = format!(
-                "gives {side} patches along a side, which {soft_tokens_per_side} soft tokens along a side do not divide"
-            );
-            return Err(keys.error("image_size", reason));
-        }
-        Ok(self)
+/// The part of an image processor's config that is about images: all of a `preprocessor_config.json`, or what newer
+/// versions of transformers nest in `processor_config.json`.
+fn image_processor(json: &Value) -> (&Value, &'static str) {
+    match json.get("image_processor") {
+        Some(nested) => (nested, "image_processor."),
+        None => (json, ""),
     }
+}
+
+/// Mean and standard deviation of pixels in the config of an image processor, where it has them.
+fn normalization_hf(path: &Path, json: &Value) -> Result<[Option<[f32; 3]>; 2]> {
+    let read = |key: &str, positive: bool| {
+        let Some(value) = json.get(key).filter(|value| !value.is_null()) else { return Ok(None) };
+        let numbers = value.as_array().map(|list| list.iter().filter_map(Value::as_f64));
+        let numbers: Vec<f32> = numbers.into_iter().flatten().map(|number| number as f32).collect();
+        per_channel(path, key, &numbers, positive).map(Some)
+    };
+    Ok([read("image_mean", false)?, read("image_std", true)?])
+}
+
+/// The same in the metadata of an mmproj file.
+fn normalization_mmproj(path: &Path, metadata: &Metadata) -> Result<[Option<[f32; 3]>; 2]> {
+    let read = |key: &str, positive: bool| {
+        let numbers = metadata.optional(key, Metadata::array_f32)?;
+        numbers.map(|numbers| per_channel(path, key, &numbers, positive)).transpose()
+    };
+    Ok([read("clip.vision.image_mean", false)?, read("clip.vision.image_std", true)?])
 }
 
 /// Rejects values of a key other than the default.
@@ -267,22 +324,6 @@ fn require(keys: &Keys, key: &str, supported: &str, fix: &str) -> Result<()> {
             Err(keys.unsupported(format!("{}{key} = '{}'", keys.prefix, shortened(other)), fix))
         }
         _ => Ok(()),
-    }
-}
-
-fn check_channels(keys: &Keys, key: &str, fix: &str) -> Result<()> {
-    match keys.size(key, MAX_WIDTH, Some(CHANNELS))? {
-        CHANNELS => Ok(()),
-        other => Err(keys.unsupported(format!("{}{key} = {other}", keys.prefix), fix)),
-    }
-}
-
-/// The square root of a number of soft tokens.
-fn soft_tokens_per_side(keys: &Keys, key: &str) -> Result<u32> {
-    let tokens = keys.size(key, MAX_SIZE, Some(SOFT_TOKENS))?;
-    match tokens.isqrt() {
-        side if side.pow(2) == tokens => Ok(side),
-        _ => Err(keys.error(key, format!("is {tokens}, but must be a square"))),
     }
 }
 

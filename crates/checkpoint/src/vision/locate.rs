@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::Vision;
 use crate::{
+    config::Config,
     error::{Error, Result},
     gguf,
 };
@@ -14,18 +15,18 @@ const STORED: &str = "mmproj";
 /// Maximum number of files looked at in a folder.
 const MAX_FILES: usize = 1 << 16;
 
-/// Opens the mmproj file beside the model at `path`, if there is one.
-pub(super) fn beside(path: &Path, text_hidden: u32) -> Result<Option<Vision>> {
+/// Opens the mmproj file beside the model at `path`, if there is one; `text` is the config of its language model.
+pub(super) fn beside(path: &Path, text: &Config) -> Result<Option<Vision>> {
     let candidates = candidates(path)?;
     if let [one] = &candidates[..] {
-        return Vision::open(one, text_hidden).map(Some);
+        return Vision::open(one, text).map(Some);
     }
     if candidates.is_empty() {
         return Ok(None);
     }
     let (mut fitting, mut reasons) = (Vec::new(), Vec::new());
     for candidate in &candidates {
-        match Vision::open(candidate, text_hidden) {
+        match Vision::open(candidate, text) {
             Ok(vision) => fitting.push(vision),
             Err(error) => reasons.push(format!("\n  {error}")),
         }

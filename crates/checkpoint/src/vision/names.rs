@@ -1,15 +1,22 @@
-//! Names of the tensors of a SigLIP encoder and of Gemma 3's projector.
+//! Names of the tensors of image encoders and of their projectors.
 //!
 //! | naming | a layer's query weights |
 //! |---|---|
-//! | Hugging Face, older | `vision_tower.vision_model.encoder.layers.3.self_attn.q_proj.weight` |
-//! | Hugging Face, newer | `model.vision_tower.encoder.layers.3.self_attn.q_proj.weight` |
+//! | Hugging Face, Gemma 3, older | `vision_tower.vision_model.encoder.layers.3.self_attn.q_proj.weight` |
+//! | Hugging Face, Gemma 3, newer | `model.vision_tower.encoder.layers.3.self_attn.q_proj.weight` |
+//! | Hugging Face, Gemma 4 | `model.vision_tower.encoder.layers.3.self_attn.q_proj.linear.weight` |
 //! | GGUF, in an mmproj file or (Ollama) with the language model | `v.blk.3.attn_q.weight` |
 
+mod gemma4;
+mod siglip;
+
+pub(super) use gemma4::{GGUF_POSITIONS, GGUF_STANDARDIZE, is_audio, is_gguf_bound};
+
+use super::EncoderKind;
 use crate::{
     names::split_index,
     slot::{Role, Slot, Tower},
-    source::{Format, Source},
+    source::{Format, Tensor},
 };
 
 /// A naming scheme for the tensors of an image encoder and its projector.
@@ -19,147 +26,151 @@ pub(crate) struct VisionNaming {
     vision: &'static str,
     /// Prefix of the projector's tensors.
     projector: &'static str,
-    names: Names,
+    column: Column,
+    tables: &'static Tables,
 }
 
-/// The columns of the tables below.
+/// The names of an encoder's tensors after their prefixes.
+#[derive(Debug)]
+struct Tables {
+    /// Tensors of the encoder outside of layers.
+    encoder: &'static [Row],
+    /// Tensors of a layer of the encoder.
+    layer: &'static [Row],
+    projector: &'static [Row],
+    /// Tensors in Hugging Face files that are not used.
+    unused: &'static [&'static str],
+    /// Matrices of a layer that may have clipping ranges, without `weight`.
+    clipped: &'static [Row],
+}
+
+/// A role with its names by [`Column`].
+type Row = (Role, &'static [&'static str]);
+
+/// The columns of the tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Names {
+enum Column {
     HuggingFace,
+    /// llama.cpp.
     Gguf,
     Ollama,
 }
 
-/// A role with its name in Hugging Face files, in GGUF files of llama.cpp and in those of Ollama.
-type Row = (Role, &'static str, &'static str, &'static str);
+/// The tensor that bounds the inputs or the outputs of a matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct BoundSlot {
+    pub layer: u32,
+    pub matrix: Role,
+    pub bound: Bound,
+}
 
-/// Tensors of the encoder outside of layers.
-const ENCODER: [Row; 5] = [
-    (Role::PatchEmbed, "embeddings.patch_embedding.weight", "patch_embd.weight", "patch_embedding.weight"),
-    (Role::PatchEmbedBias, "embeddings.patch_embedding.bias", "patch_embd.bias", "patch_embedding.bias"),
-    (
-        Role::PositionEmbed,
-        "embeddings.position_embedding.weight",
-        "position_embd.weight",
-        "position_embedding.weight",
-    ),
-    (Role::FinalNorm, "post_layernorm.weight", "post_ln.weight", "post_layernorm.weight"),
-    (Role::FinalNormBias, "post_layernorm.bias", "post_ln.bias", "post_layernorm.bias"),
-];
+/// A bound of a matrix's inputs or outputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Bound {
+    InputMin,
+    InputMax,
+    OutputMin,
+    OutputMax,
+}
 
-/// Tensors of a layer of the encoder.
-const LAYER: [Row; 16] = [
-    (Role::AttentionNorm, "layer_norm1.weight", "ln1.weight", "layer_norm1.weight"),
-    (Role::AttentionNormBias, "layer_norm1.bias", "ln1.bias", "layer_norm1.bias"),
-    (Role::Query, "self_attn.q_proj.weight", "attn_q.weight", "attn_q.weight"),
-    (Role::QueryBias, "self_attn.q_proj.bias", "attn_q.bias", "attn_q.bias"),
-    (Role::Key, "self_attn.k_proj.weight", "attn_k.weight", "attn_k.weight"),
-    (Role::KeyBias, "self_attn.k_proj.bias", "attn_k.bias", "attn_k.bias"),
-    (Role::Value, "self_attn.v_proj.weight", "attn_v.weight", "attn_v.weight"),
-    (Role::ValueBias, "self_attn.v_proj.bias", "attn_v.bias", "attn_v.bias"),
-    (Role::Output, "self_attn.out_proj.weight", "attn_out.weight", "attn_output.weight"),
-    (Role::OutputBias, "self_attn.out_proj.bias", "attn_out.bias", "attn_output.bias"),
-    (Role::FeedForwardNorm, "layer_norm2.weight", "ln2.weight", "layer_norm2.weight"),
-    (Role::FeedForwardNormBias, "layer_norm2.bias", "ln2.bias", "layer_norm2.bias"),
-    (Role::Up, "mlp.fc1.weight", "ffn_up.weight", "mlp.fc1.weight"),
-    (Role::UpBias, "mlp.fc1.bias", "ffn_up.bias", "mlp.fc1.bias"),
-    (Role::Down, "mlp.fc2.weight", "ffn_down.weight", "mlp.fc2.weight"),
-    (Role::DownBias, "mlp.fc2.bias", "ffn_down.bias", "mlp.fc2.bias"),
-];
+impl Bound {
+    pub const ALL: [Bound; 4] = [Bound::InputMin, Bound::InputMax, Bound::OutputMin, Bound::OutputMax];
 
-const PROJECTOR: [Row; 2] = [
-    (Role::Projection, "mm_input_projection_weight", "input_projection.weight", "mm_input_projection.weight"),
-    (Role::SoftTokenNorm, "mm_soft_emb_norm.weight", "soft_emb_norm.weight", "mm_soft_emb_norm.weight"),
-];
-
-/// SigLIP's pooling in Hugging Face files, whose output Gemma 3 does not use.
-const POOLING: [&str; 11] = [
-    "head.probe",
-    "head.attention.in_proj_weight",
-    "head.attention.in_proj_bias",
-    "head.attention.out_proj.weight",
-    "head.attention.out_proj.bias",
-    "head.layernorm.weight",
-    "head.layernorm.bias",
-    "head.mlp.fc1.weight",
-    "head.mlp.fc1.bias",
-    "head.mlp.fc2.weight",
-    "head.mlp.fc2.bias",
-];
+    fn name(self) -> &'static str {
+        match self {
+            Bound::InputMin => "input_min",
+            Bound::InputMax => "input_max",
+            Bound::OutputMin => "output_min",
+            Bound::OutputMax => "output_max",
+        }
+    }
+}
 
 impl VisionNaming {
-    /// Newer Hugging Face files put the whole model under `model.` and drop SigLIP's `vision_model.`; those between
-    /// do one of the two.
-    pub(crate) const ALL: [VisionNaming; 6] = [
-        Self::new("vision_tower.vision_model.", "multi_modal_projector.", Names::HuggingFace),
-        Self::new("model.vision_tower.", "model.multi_modal_projector.", Names::HuggingFace),
-        Self::new("vision_tower.", "multi_modal_projector.", Names::HuggingFace),
-        Self::new("model.vision_tower.vision_model.", "model.multi_modal_projector.", Names::HuggingFace),
-        Self::new("v.", "mm.", Names::Gguf),
-        Self::new("v.", "mm.", Names::Ollama),
-    ];
-
-    const fn new(vision: &'static str, projector: &'static str, names: Names) -> Self {
-        Self { vision, projector, names }
-    }
-
-    /// The slot of the tensor `name`, in any naming.
-    pub(crate) fn parse(name: &str) -> Option<Slot> {
-        Self::ALL.iter().find_map(|naming| naming.slot(name))
-    }
-
-    /// The naming of most tensors of a source; without any, the first of its format.
-    pub(crate) fn detect(source: &Source) -> Self {
-        let count = |naming: &Self| {
-            source.tensors.iter().filter(|tensor| naming.slot(&tensor.name).is_some()).count()
-        };
-        let of_format =
-            |naming: &Self| (naming.names == Names::HuggingFace) == (source.format != Format::Gguf);
-        // Of several with the same count, `max_by_key` returns the last.
-        Self::ALL.into_iter().filter(of_format).rev().max_by_key(count).unwrap_or(Self::ALL[0])
-    }
-
-    fn slot(&self, name: &str) -> Option<Slot> {
-        let find =
-            |rows: &[Row], part: &str| rows.iter().find(|row| self.column(row) == part).map(|row| row.0);
-        if let Some(part) = name.strip_prefix(self.projector) {
-            return find(&PROJECTOR, part).map(|role| Slot::vision(None, role));
+    /// The namings of an encoder.
+    pub(crate) fn all(encoder: &EncoderKind) -> &'static [VisionNaming] {
+        match encoder {
+            EncoderKind::Siglip { .. } => &siglip::NAMINGS,
+            EncoderKind::Gemma4 { .. } => &gemma4::NAMINGS,
+            EncoderKind::Gemma4Unified { .. } => &gemma4::UNIFIED_NAMINGS,
         }
-        let part = name.strip_prefix(self.vision)?;
-        if let Some(role) = find(&ENCODER, part) {
+    }
+
+    /// The slot of the tensor `name` of a SigLIP encoder, in any naming.
+    pub(crate) fn parse_siglip(name: &str) -> Option<Slot> {
+        siglip::NAMINGS.iter().find_map(|naming| naming.slot(name))
+    }
+
+    /// The naming of most tensors; without any, the first of the format.
+    pub(crate) fn detect(encoder: &EncoderKind, format: Format, tensors: &[Tensor]) -> Self {
+        let count =
+            |naming: &&Self| tensors.iter().filter(|tensor| naming.slot(&tensor.name).is_some()).count();
+        let of_format = |naming: &&Self| (naming.column == Column::HuggingFace) == (format != Format::Gguf);
+        let all = Self::all(encoder);
+        // Of several with the same count, `max_by_key` returns the last.
+        *all.iter().filter(of_format).rev().max_by_key(count).unwrap_or(&all[0])
+    }
+
+    /// The slot of the tensor `name`, in this naming.
+    pub(crate) fn slot(&self, name: &str) -> Option<Slot> {
+        let find =
+            |rows: &[Row], part: &str| rows.iter().find(|row| self.text(row) == Some(part)).map(|row| row.0);
+        // One of the prefixes may begin with the other.
+        let projector = name.strip_prefix(self.projector).and_then(|part| find(self.tables.projector, part));
+        if let Some(role) = projector {
             return Some(Slot::vision(None, role));
         }
-        if self.names == Names::HuggingFace && POOLING.contains(&part) {
+        let part = name.strip_prefix(self.vision)?;
+        if let Some(role) = find(self.tables.encoder, part) {
+            return Some(Slot::vision(None, role));
+        }
+        if self.column == Column::HuggingFace && self.tables.unused.contains(&part) {
             return Some(Slot::vision(None, Role::Image));
         }
-        let (layer, part) = split_index(part.strip_prefix(self.layers())?)?;
-        find(&LAYER, part).map(|role| Slot::vision(Some(layer), role))
+        let (layer, part) = self.split_layer(name)?;
+        find(self.tables.layer, part).map(|role| Slot::vision(Some(layer), role))
+    }
+
+    /// The bound that the tensor `name` holds, in this naming.
+    pub(crate) fn bound(&self, name: &str) -> Option<BoundSlot> {
+        let (layer, part) = self.split_layer(name)?;
+        let (matrix, bound) = part.rsplit_once('.')?;
+        let bound = Bound::ALL.into_iter().find(|known| known.name() == bound)?;
+        let (matrix, _) = self.tables.clipped.iter().find(|row| self.text(row) == Some(matrix))?;
+        Some(BoundSlot { layer, matrix: *matrix, bound })
     }
 
     /// The name of a tensor in this naming; `None` if it has none.
     pub(crate) fn name(&self, slot: Slot) -> Option<String> {
-        let find =
-            |rows: &[Row]| rows.iter().find(|row| row.0 == slot.role).map(|row| self.column(row).to_owned());
+        let find = |rows: &[Row]| rows.iter().find(|row| row.0 == slot.role).and_then(|row| self.text(row));
         match (slot.tower, slot.layer) {
             (Tower::Text, _) => None,
-            (Tower::Projector, _) => Some(format!("{}{}", self.projector, find(&PROJECTOR)?)),
-            (Tower::Vision, None) => Some(format!("{}{}", self.vision, find(&ENCODER)?)),
+            (Tower::Projector, _) => Some(format!("{}{}", self.projector, find(self.tables.projector)?)),
+            (Tower::Vision, None) => Some(format!("{}{}", self.vision, find(self.tables.encoder)?)),
             (Tower::Vision, Some(layer)) => {
-                Some(format!("{}{}{layer}.{}", self.vision, self.layers(), find(&LAYER)?))
+                Some(format!("{}{}{layer}.{}", self.vision, self.layers(), find(self.tables.layer)?))
             }
         }
     }
 
-    fn layers(&self) -> &'static str {
-        if self.names == Names::HuggingFace { "encoder.layers." } else { "blk." }
+    /// The name of a bound in this naming; `None` if it has none.
+    pub(crate) fn bound_name(&self, slot: BoundSlot) -> Option<String> {
+        let row = self.tables.clipped.iter().find(|row| row.0 == slot.matrix)?;
+        let (matrix, bound) = (self.text(row)?, slot.bound.name());
+        Some(format!("{}{}{}.{matrix}.{bound}", self.vision, self.layers(), slot.layer))
     }
 
-    fn column(&self, row: &Row) -> &'static str {
-        match self.names {
-            Names::HuggingFace => row.1,
-            Names::Gguf => row.2,
-            Names::Ollama => row.3,
-        }
+    /// The layer of a tensor of the encoder, and the rest of its name.
+    fn split_layer<'a>(&self, name: &'a str) -> Option<(u32, &'a str)> {
+        split_index(name.strip_prefix(self.vision)?.strip_prefix(self.layers())?)
+    }
+
+    fn layers(&self) -> &'static str {
+        if self.column == Column::HuggingFace { "encoder.layers." } else { "blk." }
+    }
+
+    fn text(&self, row: &Row) -> Option<&'static str> {
+        row.1.get(self.column as usize).copied()
     }
 }
 
@@ -169,13 +180,22 @@ mod tests {
 
     #[test]
     fn names_parse_to_the_same_slot() {
-        for naming in VisionNaming::ALL {
-            let outside = ENCODER.iter().chain(&PROJECTOR).map(|row| Slot::vision(None, row.0));
-            let layers = LAYER.iter().map(|row| Slot::vision(Some(26), row.0));
+        let namings = [&siglip::NAMINGS[..], &gemma4::NAMINGS, &gemma4::UNIFIED_NAMINGS].concat();
+        for naming in namings {
+            let Tables { encoder, layer, projector, clipped, .. } = naming.tables;
+            let outside = encoder.iter().chain(*projector).map(|row| Slot::vision(None, row.0));
+            let layers = layer.iter().map(|row| Slot::vision(Some(26), row.0));
             for slot in outside.chain(layers) {
                 let name = naming.name(slot).unwrap();
                 assert_eq!(naming.slot(&name), Some(slot), "{name}");
-                assert_eq!(VisionNaming::parse(&name), Some(slot), "{name}");
+                assert_eq!(naming.bound(&name), None, "{name}");
+            }
+            let bounds =
+                Bound::ALL.into_iter().flat_map(|bound| clipped.iter().map(move |row| (row.0, bound)));
+            for (matrix, bound) in bounds {
+                let slot = BoundSlot { layer: 26, matrix, bound };
+                let name = naming.bound_name(slot).unwrap();
+                assert_eq!((naming.bound(&name), naming.slot(&name)), (Some(slot), None), "{name}");
             }
         }
     }
@@ -189,12 +209,47 @@ mod tests {
             "v.blk.3.ffn_up.bias",
             "v.blk.3.mlp.fc1.bias",
         ] {
-            assert_eq!(VisionNaming::parse(name), up, "{name}");
+            assert_eq!(VisionNaming::parse_siglip(name), up, "{name}");
         }
         for name in
             ["v.blk.3.ffn_gate.weight", "v.head.probe", "vision_tower.blk.3.mlp.fc1.bias", "v.", "mm."]
         {
-            assert_eq!(VisionNaming::parse(name), None, "{name}");
+            assert_eq!(VisionNaming::parse_siglip(name), None, "{name}");
         }
+        let unified = |name: &str| gemma4::UNIFIED_NAMINGS.iter().find_map(|naming| naming.slot(name));
+        for name in [
+            "model.embed_vision.embedding_projection.weight",
+            "embed_vision.embedding_projection.weight",
+            "model.embed_vision.multimodal_embedder.embedding_projection.weight",
+            "mm.input_projection.weight",
+        ] {
+            assert_eq!(unified(name), Some(Slot::vision(None, Role::Projection)), "{name}");
+        }
+        for name in
+            ["model.vision_embedder.pos_norm.bias", "embed_vision.pos_norm.bias", "v.patch_norm.3.bias"]
+        {
+            assert_eq!(unified(name), Some(Slot::vision(None, Role::PositionNormBias)), "{name}");
+        }
+        assert_eq!(unified("model.embed_vision.multimodal_embedder.patch_ln1.weight"), None);
+    }
+
+    #[test]
+    fn bounds_of_matrices() {
+        let bound = |name: &str| gemma4::NAMINGS.iter().find_map(|naming| naming.bound(name));
+        let expected = BoundSlot { layer: 11, matrix: Role::Output, bound: Bound::InputMax };
+        for name in [
+            "model.vision_tower.encoder.layers.11.self_attn.o_proj.input_max",
+            "vision_tower.encoder.layers.11.self_attn.o_proj.input_max",
+            "v.blk.11.attn_out.input_max",
+        ] {
+            assert_eq!(bound(name), Some(expected), "{name}");
+        }
+        for name in
+            ["v.blk.11.attn_out.input_mean", "v.blk.11.ln1.input_max", "a.blk.0.attn_q.input_max", "v.blk.1"]
+        {
+            assert_eq!(bound(name), None, "{name}");
+            assert!(!is_gguf_bound(name), "{name}");
+        }
+        assert!(is_gguf_bound("v.blk.0.ffn_gate.output_min"));
     }
 }

@@ -3,6 +3,8 @@
 
 #[path = "vision/forward.rs"]
 mod forward;
+#[path = "vision/gemma4.rs"]
+mod gemma4;
 #[path = "vision/rewrite.rs"]
 mod rewrite;
 
@@ -12,7 +14,8 @@ use std::{
 };
 
 use checkpoint::{
-    Checkpoint, Error, Format, Problem, Role, Slot, Tower, Vision, VisionConfig, gguf::Array, gguf::Value,
+    Architecture, Checkpoint, EncoderKind, Error, Format, Problem, Role, Slot, Tower, Transformer, Vision,
+    VisionConfig, gguf::Array, gguf::Value,
 };
 use serde_json::{Value as Json, json};
 use tensor::Encoding;
@@ -23,6 +26,11 @@ use rewrite::{GgufFile, rename_safetensors};
 const OLDER: &str = "gemma3_vision_older";
 const NEWER: &str = "gemma3_vision_newer";
 const GGUF: &str = "gemma3_vision_gguf";
+const TOWER: &str = "gemma4_vision_tower";
+const CLIPPED: &str = "gemma4_vision_clipped";
+const UNIFIED: &str = "gemma4_vision_unified";
+const GEMMA4_GGUF: &str = "gemma4_vision_gguf";
+const UNIFIED_GGUF: &str = "gemma4_vision_unified_gguf";
 const MMPROJ: &str = "mmproj-model-f16.gguf";
 
 fn fixture(name: &str) -> PathBuf {
@@ -39,6 +47,18 @@ fn open(name: &str) -> (Checkpoint, Vision) {
     let checkpoint = Checkpoint::open(&model_of(&fixture(name))).unwrap();
     let vision = checkpoint.vision().unwrap().expect("an image encoder");
     (checkpoint, vision)
+}
+
+fn transformer(config: &VisionConfig) -> Transformer {
+    *config.transformer().expect("an encoder with layers")
+}
+
+/// Size of images, and mean and standard deviation of their pixels.
+fn siglip(config: &VisionConfig) -> (u32, [f32; 3], [f32; 3]) {
+    match config.encoder {
+        EncoderKind::Siglip { image_size, image_mean, image_std, .. } => (image_size, image_mean, image_std),
+        _ => panic!("{config:?}"),
+    }
 }
 
 fn read_json(path: &Path) -> Json {
@@ -67,9 +87,13 @@ fn assert_rejected(folder: &tempfile::TempDir, part: &str) {
     assert!(text.contains(part), "'{part}' is not in: {text}");
 }
 
-/// A copy of the GGUF fixture with a changed mmproj file.
+/// A copy of Gemma 3's GGUF fixture with a changed mmproj file.
 fn with_mmproj(change: impl FnOnce(&mut GgufFile)) -> tempfile::TempDir {
-    let folder = copy(GGUF);
+    with_mmproj_of(GGUF, change)
+}
+
+fn with_mmproj_of(name: &str, change: impl FnOnce(&mut GgufFile)) -> tempfile::TempDir {
+    let folder = copy(name);
     let path = folder.path().join(MMPROJ);
     let mut file = GgufFile::read(&path);
     change(&mut file);
@@ -87,13 +111,39 @@ fn with_json(name: &str, file: &str, change: impl FnOnce(&mut Json)) -> tempfile
     folder
 }
 
-/// The rows of one image in a file of f32.
-fn rows_of(name: &str, file: &str, image: usize, rows: usize, width: usize) -> Matrix {
-    let bytes = fs::read(fixture(name).join(file)).unwrap();
-    let values: Vec<f64> =
-        bytes.as_chunks().0.iter().map(|bytes| f64::from(f32::from_le_bytes(*bytes))).collect();
-    let values = &values[image * rows * width..][..rows * width];
-    values.chunks(width).map(<[f64]>::to_vec).collect()
+/// The reference of a fixture.
+struct Reference {
+    name: &'static str,
+    json: Json,
+}
+
+impl Reference {
+    fn open(name: &'static str) -> Self {
+        Self { name, json: read_json(&fixture(name).join("reference.json")) }
+    }
+
+    fn number(&self, key: &str) -> usize {
+        self.json[key].as_u64().unwrap() as usize
+    }
+
+    /// Columns and rows of patches of each image.
+    fn grids(&self) -> Vec<[usize; 2]> {
+        let grids = self.json["grids"].as_array().unwrap();
+        grids.iter().map(|grid| [0, 1].map(|axis| grid[axis].as_u64().unwrap() as usize)).collect()
+    }
+
+    /// The rows of one image in a file of f32; `None` if the file has fewer images. A row is that of a square of so
+    /// many patches along a side.
+    fn rows(&self, file: &str, image: usize, side: usize, width: usize) -> Option<Matrix> {
+        let bytes = fs::read(fixture(self.name).join(file)).unwrap();
+        let values: Vec<f64> =
+            bytes.as_chunks().0.iter().map(|bytes| f64::from(f32::from_le_bytes(*bytes))).collect();
+        let counts: Vec<usize> =
+            self.grids().iter().map(|[columns, rows]| columns * rows / side.pow(2) * width).collect();
+        let first: usize = counts[..image].iter().sum();
+        let values = values.get(first..first + counts[image])?;
+        Some(values.chunks(width).map(<[f64]>::to_vec).collect())
+    }
 }
 
 /// The largest difference from the reference, relative to its largest value.
@@ -103,44 +153,50 @@ fn off(own: &Matrix, reference: &Matrix) -> f64 {
     pairs.fold(0.0, |worst: f64, (a, b)| worst.max((a - b).abs())) / largest
 }
 
-/// Asserts that an encoder gives the reference's soft tokens for both images.
+/// Asserts that an encoder gives the reference's soft tokens for all images.
 #[track_caller]
-fn assert_encodes(name: &str, vision: &Vision) {
+fn assert_encodes(name: &'static str, vision: &Vision) {
     let config = &vision.config;
-    let [patches, values, hidden, tokens, text] =
-        [config.patches(), config.patch_values(), config.hidden, config.soft_tokens(), config.text_hidden]
+    let reference = Reference::open(name);
+    let [values, hidden, text, pooled] =
+        [config.patch_values(), config.hidden, config.text_hidden, config.pooled_patches]
             .map(|size| size as usize);
-    for image in 0..2 {
-        let pixels = rows_of(name, "pixels.bin", image, patches, values);
-        assert!(pixels.iter().flatten().all(|value| (-1.0..=1.0).contains(value)));
-        let (encoded, soft_tokens) = encode(vision, &pixels);
-        // Transformers computes softmax in f32.
-        let worst = off(&soft_tokens, &rows_of(name, "soft_tokens.bin", image, tokens, text));
+    let range = match config.encoder {
+        EncoderKind::Gemma4Unified { .. } => 0.0..=1.0,
+        _ => -1.0..=1.0,
+    };
+    for (image, [columns, _]) in reference.grids().into_iter().enumerate() {
+        let pixels = reference.rows("pixels.bin", image, 1, values).unwrap();
+        assert!(pixels.iter().flatten().all(|value| range.contains(value)));
+        let (encoded, soft_tokens) = encode(vision, &pixels, columns);
+        // Transformers computes softmax and some norms in f32.
+        let worst = off(&soft_tokens, &reference.rows("soft_tokens.bin", image, pooled, text).unwrap());
         assert!(worst < 3e-6, "{name}, soft tokens of image {image}: {worst:e}");
-        if image == 0 {
-            let worst = off(&encoded, &rows_of(name, "encoded.bin", image, patches, hidden));
-            assert!(worst < 3e-6, "{name}, output of the encoder: {worst:e}");
+        if let Some(expected) = reference.rows("encoded.bin", image, 1, hidden) {
+            let worst = off(&encoded, &expected);
+            assert!(worst < 3e-6, "{name}, output of the encoder for image {image}: {worst:e}");
         }
     }
 }
 
 #[test]
 fn tensors_by_role_give_what_transformers_computes() {
-    for name in [OLDER, NEWER, GGUF] {
+    for name in [OLDER, NEWER, GGUF, TOWER, CLIPPED, UNIFIED, GEMMA4_GGUF, UNIFIED_GGUF] {
         let (checkpoint, vision) = open(name);
         assert_encodes(name, &vision);
-        let reference = read_json(&fixture(name).join("reference.json"));
-        let config = &vision.config;
-        let found = [
-            config.patches(),
-            config.patch_values(),
-            config.hidden,
-            config.soft_tokens(),
-            config.text_hidden,
-            checkpoint.config.vocab,
-        ];
-        let keys = ["patches", "patch_values", "hidden", "soft_tokens", "text_hidden", "vocab"];
-        assert_eq!(keys.map(|key| reference[key].as_u64().unwrap()), found.map(u64::from), "{name}");
+        let (reference, config) = (Reference::open(name), &vision.config);
+        let sizes = [config.patch_values(), config.hidden, config.text_hidden, checkpoint.config.vocab]
+            .map(|size| size as usize);
+        assert_eq!(
+            ["patch_values", "hidden", "text_hidden", "vocab"].map(|key| reference.number(key)),
+            sizes
+        );
+        let (patches, tokens) = (config.max_patches() as usize, config.max_soft_tokens() as usize);
+        let largest = (reference.number("patches"), reference.number("soft_tokens"));
+        match config.encoder {
+            EncoderKind::Siglip { .. } => assert_eq!((patches, tokens), largest, "{name}"),
+            _ => assert!(patches >= largest.0 && tokens >= largest.1, "{name}"),
+        }
     }
 }
 
@@ -148,14 +204,8 @@ fn tensors_by_role_give_what_transformers_computes() {
 fn every_format_has_the_same_roles() {
     let dimensions = |name| {
         let config = open(name).1.config;
-        (
-            config.heads,
-            config.head_dim(),
-            config.intermediate,
-            config.layers,
-            config.image_size,
-            config.patch_size,
-        )
+        let Transformer { layers, heads, head_dim, intermediate, .. } = transformer(&config);
+        (heads, head_dim, intermediate, layers, siglip(&config).0, config.patch_size)
     };
     assert_eq!(dimensions(OLDER), (2, 72, 48, 1, 24, 6));
     assert_eq!(dimensions(NEWER), (1, 72, 48, 1, 24, 4));
@@ -163,21 +213,22 @@ fn every_format_has_the_same_roles() {
     for name in [OLDER, NEWER, GGUF] {
         let (checkpoint, vision) = open(name);
         let config = &vision.config;
-        assert_eq!(vision.iter().count(), 7 + 16 * config.layers as usize);
+        assert_eq!(vision.iter().count(), 7 + 16 * config.layers() as usize);
         assert!(vision.iter().all(|(slot, _)| slot.tower != Tower::Text && slot.role != Role::Image));
         let folder = vision.source.format == Format::HuggingFace;
         assert_eq!(checkpoint.inventory.images.len(), if folder { vision.iter().count() } else { 0 });
         assert_eq!(vision.soft_norm_needs_plus_one(), folder);
         let shape = |layer, role| vision.tensor(layer, role).unwrap().shape.clone();
         let [hidden, intermediate, text] =
-            [config.hidden, config.intermediate, config.text_hidden].map(u64::from);
+            [config.hidden, transformer(config).intermediate, config.text_hidden].map(u64::from);
         assert_eq!(shape(None, Role::PatchEmbed), [hidden, config.patch_values().into()]);
         assert_eq!(shape(Some(0), Role::Up), [intermediate, hidden]);
         assert_eq!(shape(Some(0), Role::Down), [hidden, intermediate]);
         assert_eq!(shape(None, Role::Projection), [hidden, text]);
-        assert_eq!((config.layer_norm_eps, config.soft_norm_eps), (1e-6, 1e-6));
-        assert_eq!((config.image_mean, config.image_std), ([0.5; 3], [0.5; 3]));
-        let absent = vision.tensor(Some(config.layers), Role::Query).unwrap_err().to_string();
+        assert_eq!((transformer(config).norm_eps, config.soft_norm_eps), (1e-6, 1e-6));
+        let (_, mean, std) = siglip(config);
+        assert_eq!((mean, std), ([0.5; 3], [0.5; 3]));
+        let absent = vision.tensor(Some(config.layers()), Role::Query).unwrap_err().to_string();
         assert!(absent.contains("has no Query tensor in layer"), "{absent}");
     }
     let encodings = [Role::PatchEmbed, Role::PositionEmbed, Role::Projection]
@@ -188,7 +239,7 @@ fn every_format_has_the_same_roles() {
 #[test]
 fn models_without_an_image_encoder() {
     let fixtures =
-        ["default_pattern", "gguf_q8_0/model.gguf", "llama_tied", "gemma4_dense", "ministral3_multimodal"];
+        ["default_pattern", "gguf_q8_0/model.gguf", "llama_tied", "gemma4_text", "ministral3_multimodal"];
     for name in fixtures {
         let checkpoint = Checkpoint::open(&fixture(name)).unwrap();
         assert!(checkpoint.vision().unwrap().is_none(), "{name}");
@@ -210,7 +261,7 @@ fn siglip_pooling_is_left_out() {
     let checkpoint = Checkpoint::open(&fixture("multimodal_newer")).unwrap();
     assert!(checkpoint.inventory.images.iter().any(|tensor| tensor.name == "model.vision_tower.head.probe"));
     let vision = checkpoint.vision().unwrap().unwrap();
-    assert_eq!((vision.config.soft_tokens(), vision.iter().count()), (1, 7 + 16));
+    assert_eq!((vision.config.max_soft_tokens(), vision.iter().count()), (1, 7 + 16));
 }
 
 #[test]
@@ -285,7 +336,7 @@ fn both_spellings_of_the_projector_type() {
 fn pooling_of_four_patches_is_the_default() {
     let folder = with_mmproj(|file| file.remove("clip.vision.projector.scale_factor"));
     let config = vision_of(&folder).unwrap().unwrap().config;
-    assert_eq!((config.pooled_patches(), config.soft_tokens()), (4, 1));
+    assert_eq!((config.pooled_patches, config.max_soft_tokens()), (4, 1));
 }
 
 #[test]
@@ -353,8 +404,8 @@ fn damaged_folders_name_tensors_as_the_folder_does() {
 fn unsupported_encoders_are_named() {
     let key = |key: &'static str, value: Value| with_mmproj(move |file| file.set(key, value));
     assert_rejected(
-        &key("clip.projector_type", Value::String("gemma4v".into())),
-        "the image projector 'gemma4v' is not supported: use the mmproj file that was published with the Gemma 3 model",
+        &key("clip.projector_type", Value::String("gemma3nv".into())),
+        "the image projector 'gemma3nv' is not supported: use the mmproj file that was published with the model",
     );
     assert_rejected(
         &with_mmproj(|file| file.remove("clip.projector_type")),
@@ -467,25 +518,31 @@ fn extreme_sizes_are_rejected() {
 fn normalisation_of_pixels_is_read() {
     let mean = [0.25, 0.5, 0.75];
     let folder = with_json(OLDER, "preprocessor_config.json", |json| json["image_mean"] = json!(mean));
-    assert_eq!(vision_of(&folder).unwrap().unwrap().config.image_mean, mean);
+    assert_eq!(siglip(&vision_of(&folder).unwrap().unwrap().config).1, mean);
     let folder = with_json(NEWER, "processor_config.json", |json| {
         json["image_processor"]["image_std"] = json!(mean);
     });
-    assert_eq!(vision_of(&folder).unwrap().unwrap().config.image_std, mean);
+    assert_eq!(siglip(&vision_of(&folder).unwrap().unwrap().config).2, mean);
     let folder = with_mmproj(|file| {
         file.set("clip.vision.image_mean", Value::Array(Array::F32(vec![0.25, 0.5, 0.75])));
     });
-    assert_eq!(vision_of(&folder).unwrap().unwrap().config.image_mean, mean);
+    assert_eq!(siglip(&vision_of(&folder).unwrap().unwrap().config).1, mean);
 }
 
 #[test]
 fn absent_keys_have_the_defaults_of_transformers() {
-    let config =
-        VisionConfig::from_hf(Path::new("config.json"), &json!({"mm_tokens_per_image": 49}), None, 2560);
+    let config = VisionConfig::from_hf(
+        Path::new("config.json"),
+        &json!({"mm_tokens_per_image": 49}),
+        None,
+        Architecture::Gemma3,
+        2560,
+    );
     let config = config.unwrap();
-    assert_eq!((config.image_size, config.patch_size, config.hidden), (224, 16, 768));
-    assert_eq!((config.intermediate, config.layers, config.heads), (3072, 12, 12));
-    assert_eq!((config.soft_tokens(), config.text_hidden, config.layer_norm_eps), (49, 2560, 1e-6));
+    assert_eq!((siglip(&config).0, config.patch_size, config.hidden), (224, 16, 768));
+    let expected = Transformer { layers: 12, heads: 12, head_dim: 64, intermediate: 3072, norm_eps: 1e-6 };
+    assert_eq!(transformer(&config), expected);
+    assert_eq!((config.max_soft_tokens(), config.text_hidden), (49, 2560));
     // As published.
     let json = json!({
         "mm_tokens_per_image": 256,
@@ -494,9 +551,10 @@ fn absent_keys_have_the_defaults_of_transformers() {
             "num_attention_heads": 16, "num_hidden_layers": 27, "patch_size": 14, "vision_use_head": false,
         },
     });
-    let config = VisionConfig::from_hf(Path::new("config.json"), &json, None, 2560).unwrap();
-    assert_eq!((config.patches(), config.patch_values(), config.head_dim()), (4096, 588, 72));
-    assert_eq!((config.soft_tokens(), config.pooled_patches()), (256, 4));
+    let config =
+        VisionConfig::from_hf(Path::new("config.json"), &json, None, Architecture::Gemma3, 2560).unwrap();
+    assert_eq!((config.max_patches(), config.patch_values(), transformer(&config).head_dim), (4096, 588, 72));
+    assert_eq!((config.max_soft_tokens(), config.pooled_patches), (256, 4));
 }
 
 #[test]

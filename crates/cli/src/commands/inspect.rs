@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, process::ExitCode};
 
-use checkpoint::{Checkpoint, Config, Experts, Mixer, Slot, Tensor, Values};
+use checkpoint::{Checkpoint, Config, EncoderKind, Experts, Mixer, Slot, Tensor, Values};
 use clap::Args;
 use gpu::format_bytes;
 use indrik::DeviceSelector;
@@ -184,13 +184,19 @@ fn summary(checkpoint: &Checkpoint, parameters: u64) -> anyhow::Result<String> {
     match checkpoint.vision() {
         Ok(Some(vision)) => {
             let config = &vision.config;
-            text += &format!(
-                "   images   {0} × {0} pixels, {1} tokens each: {2} layers of width {3}\n",
-                config.image_size,
-                config.soft_tokens(),
-                config.layers,
-                config.hidden
-            );
+            let tokens = config.max_soft_tokens();
+            let (width, layers) = (config.hidden, config.layers());
+            text += &match config.encoder {
+                EncoderKind::Siglip { image_size, .. } => format!(
+                    "   images   {image_size} × {image_size} pixels, {tokens} tokens each: {layers} layers of width {width}\n"
+                ),
+                EncoderKind::Gemma4 { .. } => format!(
+                    "   images   of any shape, up to {tokens} tokens each: {layers} layers of width {width}\n"
+                ),
+                EncoderKind::Gemma4Unified { .. } => {
+                    format!("   images   of any shape, up to {tokens} tokens each, without an encoder\n")
+                }
+            };
         }
         Ok(None) if checkpoint.inventory.images.is_empty() => {}
         Ok(None) => {

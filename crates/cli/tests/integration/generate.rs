@@ -438,6 +438,41 @@ fn images_are_read_before_the_model_is_loaded() {
 }
 
 #[test]
+fn gemma_4_takes_images_of_any_shape() {
+    if !has_device() {
+        return;
+    }
+    let pictures = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../images/tests/fixtures");
+    for name in ["gemma4_vision_gguf", "gemma4_vision_unified_gguf"] {
+        let model = fixture(&format!("{name}/model.gguf")).display().to_string();
+        let generate = |image: Option<&str>, more: &[&str]| {
+            let mut command =
+                indrik(&["generate", "-m", &model, "-p", "the cat", "-n", "4", "-t", "0", "--json"]);
+            command.args(image.map(|image| format!("--image={}", pictures.join(image).display()))).args(more);
+            json(&command.output().unwrap())
+        };
+        let prompt_tokens = |result: &serde_json::Value| result["speed"]["prompt_tokens"].as_u64().unwrap();
+        let text = prompt_tokens(&generate(None, &[]));
+        // Two delimiters, and rows and columns of soft tokens at about the picture's aspect ratio.
+        let tokens = |image, more: &[&str]| prompt_tokens(&generate(Some(image), more)) - text - 2;
+        let most = if name.contains("unified") { 12 } else { 10 };
+        let (landscape, portrait) = (tokens("landscape.png", &[]), tokens("portrait.png", &[]));
+        assert!(
+            (most / 2..=most).contains(&landscape) && (most / 2..=most).contains(&portrait),
+            "{landscape} {portrait}"
+        );
+        assert_eq!(tokens("landscape.png", &["--image-tokens", "4"]), 2);
+        let refused = |more: &[&str]| {
+            let image = pictures.join("tiny.png").display().to_string();
+            let arguments = ["generate", "-m", &model, "-p", "x", "--image", &image];
+            error_line(&mut indrik(&[&arguments[..], more].concat()))
+        };
+        assert!(refused(&["--image-tokens", "2000"]).contains(&format!("2 to {most} tokens, not 2000")));
+        assert!(refused(&["--pan-and-scan"]).contains("images of this model keep their shape"));
+    }
+}
+
+#[test]
 fn errors_of_images_stay_in_the_chat() {
     if !has_device() {
         return;

@@ -38,10 +38,16 @@ fn layers_that_differ_are_described() {
 
 #[test]
 fn image_encoders_are_described() {
-    let file =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures/gemma3_vision_gguf/model.gguf");
-    let text = stdout(&indrik(&["inspect", file.to_str().unwrap()]).output().unwrap());
-    assert!(text.contains("images   16 × 16 pixels, 4 tokens each: 2 layers of width 32"), "{text}");
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures");
+    for (name, line) in [
+        ("gemma3_vision_gguf", "images   16 × 16 pixels, 4 tokens each: 2 layers of width 32"),
+        ("gemma4_vision_gguf", "images   of any shape, up to 10 tokens each: 2 layers of width 48"),
+        ("gemma4_vision_unified_gguf", "images   of any shape, up to 12 tokens each, without an encoder"),
+    ] {
+        let file = fixtures.join(name).join("model.gguf");
+        let text = stdout(&indrik(&["inspect", file.to_str().unwrap()]).output().unwrap());
+        assert!(text.contains(line), "{text}");
+    }
 }
 
 #[test]

@@ -8,6 +8,7 @@ use super::{Embed, Operands, reference};
 use crate::{
     Matrix,
     case::{Case, Comparison, Output, Random, TIMEOUT, arena},
+    soft_tokens::SOFT_TOKEN,
 };
 
 /// The factor of Gemma 3 1B: √1152.
@@ -32,7 +33,7 @@ pub(super) fn cases(_: &Caps) -> Vec<Case> {
     list
 }
 
-/// Looks up every token, one past the last and one inactive row, from embeddings divided into blocks as
+/// Looks up every token, one past the last, a soft token and one inactive row, from embeddings divided into blocks as
 /// `caps` requires.
 pub(super) fn run(device: &Device, layout: Layout, caps: &Caps) -> Result<Comparison> {
     let Layout { rows: vocab, k: hidden, .. } = layout;
@@ -41,7 +42,9 @@ pub(super) fn run(device: &Device, layout: Layout, caps: &Caps) -> Result<Compar
     let mut embeddings = Matrix::allocate(&mut arena, "embeddings", layout, caps)?;
     fill(&mut embeddings, &mut random)?;
     // In reverse, so that a row's index and its token differ.
-    let tokens: Vec<u32> = (0..=vocab as u32).rev().chain([0]).collect();
+    let tokens: Vec<u32> = (0..=vocab as u32).rev().chain([SOFT_TOKEN | 1, 0]).collect();
+    // Left unchanged where the vocabulary is even.
+    let soft_token = (!vocab.is_multiple_of(2)).then_some(vocab as u32 / 2);
     let rows = tokens.len();
     let active = rows - 1;
     let output = Output::new(&mut arena, rows * hidden)?;
@@ -49,6 +52,7 @@ pub(super) fn run(device: &Device, layout: Layout, caps: &Caps) -> Result<Compar
         embeddings: &embeddings,
         active: arena.buffer_from("active", &[active as u32])?.view(),
         tokens: arena.buffer_from("tokens", &tokens)?.view(),
+        soft_token,
         residual: output.buffer.slice(0..(rows * hidden * 4) as u64)?,
     };
     let untouched: Vec<u32> = output.buffer.read_vec()?;
@@ -61,7 +65,7 @@ pub(super) fn run(device: &Device, layout: Layout, caps: &Caps) -> Result<Compar
     let weights = embeddings.read()?;
     for (row, token) in tokens.iter().enumerate() {
         let got = &got[row * hidden..][..hidden];
-        match reference::embed(&weights, *token, FACTOR).filter(|_| row < active) {
+        match reference::embed(&weights, *token, soft_token, FACTOR).filter(|_| row < active) {
             Some(want) => {
                 for (k, (got, want)) in got.iter().zip(want).enumerate() {
                     let got = f64::from(f32::from_bits(*got));

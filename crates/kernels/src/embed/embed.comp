@@ -38,6 +38,8 @@ layout(push_constant, scalar) uniform Push {
     uint block_first_row;
     uint block_rows;
     float factor;
+    // The token whose embedding soft tokens get; past the end of the matrix if they are left unchanged.
+    uint soft_token;
 } push;
 
 const uint STRIP = 16;
@@ -102,7 +104,9 @@ void main() {
     if (row >= push.active_rows.rows || k >= push.hidden) {
         return;
     }
-    uint block_row = push.tokens.data[row] - push.block_first_row;
+    uint token = push.tokens.data[row];
+    // As SOFT_TOKEN (soft_tokens/mod.rs).
+    uint block_row = (token >> 31 == 1 ? push.soft_token : token) - push.block_first_row;
     if (block_row >= push.block_rows) {
         return;
     }

@@ -41,6 +41,9 @@ pub struct Operands<'a> {
     pub active: View,
     /// u32 per row. Rows whose token is past the end of the embeddings are left unchanged too.
     pub tokens: View,
+    /// The token whose embedding the rows of soft tokens ([`SOFT_TOKEN`](crate::soft_tokens::SOFT_TOKEN)) get; `None` if
+    /// they are left unchanged.
+    pub soft_token: Option<u32>,
     /// f32, `[row][hidden]`, written.
     pub residual: View,
 }
@@ -60,7 +63,7 @@ impl Embed {
         factor: f32,
         operands: &Operands<'_>,
     ) -> Result<()> {
-        let Operands { embeddings, active, tokens, residual } = operands;
+        let Operands { embeddings, active, tokens, soft_token, residual } = operands;
         let wrong = |reason: String| Err(Error::InvalidUse { what: name.to_string(), reason });
         let layout = embeddings.layout();
         if layout.scheme != self.scheme {
@@ -92,6 +95,7 @@ impl Embed {
                 block_first_row: block.first_row as u32,
                 block_rows: block.layout.rows as u32,
                 factor,
+                soft_token: soft_token.unwrap_or(u32::MAX),
             };
             recorder.dispatch(name, &self.pipeline, [groups, rows as u32, 1], &push)?;
         }

@@ -44,6 +44,7 @@ fn invalid_operands_are_rejected() {
         embeddings: &embeddings,
         active: words.slice(0..4).unwrap(),
         tokens: words.slice(0..rows * 4).unwrap(),
+        soft_token: None,
         residual: words.slice(0..rows * 128).unwrap(),
     };
     let mut recorder = device.recorder().unwrap();

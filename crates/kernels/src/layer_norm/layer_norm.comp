@@ -36,6 +36,7 @@ layout(push_constant, scalar) uniform Push {
     Output4 y;
     Active active_rows;
     uint n;
+    uint x_stride;
     uint y_stride;
     float epsilon;
 } push;
@@ -54,6 +55,7 @@ void main() {
     }
     uint vec4s = push.n / 4;
     uint first = row * vec4s;
+    uint first_x = row * (push.x_stride / 4);
 
     vec4 value[VEC4S_PER_THREAD];
     [[unroll]] for (uint j = 0; j < VEC4S_PER_THREAD; j++) {
@@ -61,7 +63,7 @@ void main() {
         uint i = min(thread + j * THREADS, vec4s - 1);
         value[j] = push.residual.data[first + i];
         if (ADD) {
-            value[j] += push.x.data[first + i] + push.x_bias.data[i];
+            value[j] += push.x.data[first_x + i] + push.x_bias.data[i];
         }
     }
     float sum = 0.0;

@@ -42,10 +42,13 @@ pub struct LayerNorm {
     pipeline: Pipeline,
 }
 
-/// The buffers of one call. Each row of `x`, `residual` and the output has the kernel's length.
+/// The buffers of one call. Each row has the kernel's length; those of `residual` follow each
+/// other without padding.
 pub struct Operands<'a> {
     /// Input rows, f32, if the fusion adds them.
     pub x: Option<View>,
+    /// Values from one input row to the next, a multiple of 4: the length of a row, or [`Vectors::stride`].
+    pub x_stride: usize,
     /// Bias of the input, f32, one row, if the fusion adds them.
     pub x_bias: Option<View>,
     /// Residual rows, f32, read, and written if the fusion adds to them.
@@ -82,7 +85,7 @@ impl LayerNorm {
 
     /// Records the kernel for as many rows as `y` has columns.
     pub fn record(&self, recorder: &mut Recorder, name: &str, operands: &Operands<'_>) -> Result<()> {
-        let Operands { x, x_bias, residual, weight, bias, active, y } = operands;
+        let Operands { x, x_stride, x_bias, residual, weight, bias, active, y } = operands;
         let wrong = |reason: String| Err(Error::InvalidUse { what: name.to_string(), reason });
         if x.is_some() != self.fusion.add || x_bias.is_some() != self.fusion.add {
             return wrong("x and x_bias must be given if and only if the fusion adds them".into());
@@ -93,13 +96,21 @@ impl LayerNorm {
                 y.k, self.n
             ));
         }
+        if *x_stride < self.n || !x_stride.is_multiple_of(4) {
+            return wrong(format!(
+                "input rows of {} values at a stride of {x_stride}: it must be a multiple of 4, and no less",
+                self.n
+            ));
+        }
         let target = Target::vectors(y)?;
         target.check(name, self.fusion.output, self.n, y.columns)?;
+        // The last row needs no padding.
+        let x_values = y.columns.saturating_sub(1) * x_stride + self.n;
         let rows = self.n * y.columns;
         crate::row::check(
             name,
             &[
-                ("x", x.as_ref(), rows),
+                ("x", x.as_ref(), x_values),
                 ("x_bias", x_bias.as_ref(), self.n),
                 ("residual", Some(residual), rows),
                 ("weight", Some(weight), self.n),
@@ -119,6 +130,7 @@ impl LayerNorm {
             y: target.y.into(),
             active_rows: active.clone().into(),
             n: self.n as u32,
+            x_stride: *x_stride as u32,
             y_stride: target.stride as u32,
             epsilon: self.epsilon,
         };

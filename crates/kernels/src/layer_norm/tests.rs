@@ -28,6 +28,7 @@ fn invalid_operands_are_rejected() {
     let mut record = |add: bool, x: Option<&View>, residual: &View, weight: &View, y: &Vectors| {
         let operands = Operands {
             x: x.cloned(),
+            x_stride: 64,
             x_bias: x.cloned(),
             residual: residual.clone(),
             weight: weight.clone(),

@@ -9,7 +9,7 @@ use kernels::{
         decode::{self, DecodeAttention},
         flash::{self, FlashAttention},
         paged::{self, Mode, PagedAttention},
-        rope::{self, Rope},
+        rope::{self, Angles, Rope},
     },
     matmul::quantize_rows::QuantizeRows,
 };
@@ -99,7 +99,10 @@ impl Layer<'_> {
             end,
             rows: if few { end.min(FEW_ROWS) } else { end },
             chunk_ends: Some(state.chunk_ends.view()),
-            last_visible: state.last_visible.view(),
+            last_visible: match self.attention.whole_images {
+                true => state.last_visible.view(),
+                false => state.positions.view(),
+            },
             mode: if few { Mode::Decode } else { Mode::Prefill },
             kv_splits: if few { kv_splits.get(SplitRows::FewPrefill) } else { None },
         };
@@ -167,8 +170,7 @@ impl Layer<'_> {
             k_weight: self.head_norm(Role::KeyNorm)?,
             epsilon: model.config.rms_norm_eps,
             scale: shape.scale,
-            coarse: tables.coarse.view(),
-            fine: tables.fine.view(),
+            angles: Angles::Tables { coarse: tables.coarse.view(), fine: tables.fine.view() },
             q: scratch.q.view(),
             kv: cache.layer(self.number as usize),
             table: &cache.table(self.attention.span),

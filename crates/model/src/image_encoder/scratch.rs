@@ -1,66 +1,123 @@
 //! Buffers of an image encoder, for as many images as are encoded together.
 
-use checkpoint::VisionConfig;
+use checkpoint::{EncoderKind, Transformer, VisionConfig};
 use gpu::{Arena, Buffer, Device, Lifetime, Memory, View};
-use kernels::{Activations, KvLayer, KvShape, KvTable, VectorData, Vectors, attention::paged};
+use kernels::{
+    Activations, KvLayer, KvShape, KvTable, VectorData, Vectors,
+    attention::{paged, rope},
+    pool,
+};
 use tensor::KvScheme;
-use weights::vision::VisionWeights;
+use weights::vision::{VisionMatrix, VisionWeights};
 
-use super::programs::coopmat_shape;
+use super::{Grid, programs::coopmat_shape};
 use crate::{DEFAULT_PAGE_SIZE, Result, loaded::MatrixUnits, state::CLEAR_TIMEOUT};
 
 /// Activations and inputs of an encoder.
 pub(super) struct Scratch {
     /// Maximum images.
     pub images: usize,
-    /// Patches of all images: rows of the encoder.
+    /// Patches of all images, at most: rows of the encoder.
     pub rows: usize,
     /// Patches as they are uploaded, f32.
+    upload: View,
+    /// Values from one uploaded patch to the next.
+    pub upload_stride: usize,
+    /// The patches as vectors of f32, where products take another format.
+    pub float_patches: Option<Vectors>,
+    /// What the patch embedding multiplies.
     pub patches: Vectors,
-    /// The same as products take them, where that is not f32.
-    pub packed_patches: Option<Vectors>,
     /// The residual stream.
     pub residual: Buffer,
     pub normed: Vectors,
-    /// Queries, keys and values, and after attention the output of the up projection.
+    /// The same in f32, before they are clamped to the ranges of a clipped encoder.
+    pub normed_floats: Option<Vectors>,
+    /// Queries, keys and values; after attention the output of the up projection, or of gate and up. Patches, where they
+    /// have a norm.
     pub wide: Buffer,
-    pub q: Buffer,
-    /// Attention's output, as the output projection takes it.
-    pub attended: Vectors,
-    /// The same in f32, where attention cannot write it otherwise.
-    pub attended_floats: Option<Vectors>,
-    /// The output of attention or of a feed-forward block, before it is added to the residual stream.
+    /// The output of a block, before it is added to the residual stream.
     pub block: Buffer,
-    /// The input of the down projection.
-    pub activated: Vectors,
-    /// The encoder's output, f32.
-    pub encoded: Vectors,
+    /// The rows that become soft tokens, f32; `None` if they are the residual stream.
+    pub encoded: Option<Vectors>,
+    pub unified: Option<UnifiedScratch>,
+    /// Per soft token the square of patches that it is the mean of: see [`pool::squares`].
+    pub squares: Buffer,
     pub pooled: Vectors,
     /// Soft tokens, f32.
     pub soft: Buffer,
+    /// The end row of each image.
+    pub chunk_ends: Buffer,
+    /// Four words: 0, rows in use, soft tokens in use, and unused.
+    counts: Buffer,
+    pub attention: Option<AttentionScratch>,
+    pub grid: Option<GridScratch>,
+    /// Split-K partial sums, and counters: initially zero.
+    pub split_k: Option<Buffer>,
+}
+
+/// Buffers of an encoder with layers.
+pub(super) struct AttentionScratch {
+    pub q: Buffer,
+    /// Attention's output, as the output projection takes it.
+    pub attended: Vectors,
+    /// The same in f32, where attention cannot write it otherwise or it is clamped first.
+    pub attended_floats: Option<Vectors>,
+    /// The input of the down projection.
+    pub activated: Vectors,
     pub kv: KvLayer,
     pub table: KvTable,
     /// Position of each row in its image, number of its image, and last position of its image.
     pub positions: Buffer,
     pub slots: Buffer,
     pub last_visible: Buffer,
-    /// The end row of each image.
-    pub chunk_ends: Buffer,
-    /// Four words: 0, rows in use, soft tokens in use, and unused.
-    counts: Buffer,
-    /// Split-K partial sums, and counters: initially zero.
-    pub split_k: Option<Buffer>,
+}
+
+/// Buffers where patches become soft tokens without layers.
+pub(super) struct UnifiedScratch {
+    /// Embedded patches, before their positions are added, f32.
+    pub embedded: Vectors,
+    /// A bias of zeros.
+    pub zeros: Buffer,
+}
+
+/// Where the rows of an encoder with images of any shape are.
+pub(super) struct GridScratch {
+    /// Column and row of each patch in its image.
+    pub coordinates: Buffer,
+    /// Cosines and sines of each patch, if it has RoPE.
+    pub angles: Option<GridAngles>,
+}
+
+pub(super) struct GridAngles {
+    pub buffer: Buffer,
+    /// Cosines and sines of each coordinate, a quarter of a head each: those of a patch are those of its column and row.
+    of_coordinate: Vec<Vec<[f32; 2]>>,
+}
+
+/// Values of a row of [`Scratch::wide`].
+fn wide_row(config: &VisionConfig) -> u32 {
+    match config.encoder {
+        EncoderKind::Siglip { transformer, .. } => transformer.intermediate.max(qkv_row(&transformer)),
+        EncoderKind::Gemma4 { transformer, .. } => (2 * transformer.intermediate).max(qkv_row(&transformer)),
+        EncoderKind::Gemma4Unified { .. } => config.patch_values(),
+    }
+}
+
+fn qkv_row(transformer: &Transformer) -> u32 {
+    3 * transformer.heads * transformer.head_dim
 }
 
 /// Bytes of all buffers, at most.
 pub(super) fn bytes(config: &VisionConfig, images: u32) -> u64 {
-    let [hidden, wide, patch] =
-        [config.hidden, config.intermediate.max(3 * config.hidden), config.patch_values()].map(u64::from);
-    // Residual stream, normed rows, queries, keys, values, attention's output twice, a block's output, the encoder's
-    // output; wide rows and their activations; patches in f32, packed, and in staging memory.
-    let row = 9 * hidden + 2 * wide + 3 * patch.next_multiple_of(128);
-    let soft = u64::from(config.soft_tokens()) * (u64::from(config.text_hidden) + hidden);
-    u64::from(images) * (row * u64::from(config.patches()) + soft) * 4 + FIXED
+    let [hidden, wide, patch] = [config.hidden, wide_row(config), config.patch_values()].map(u64::from);
+    let (attention, activated) = config.transformer().map_or((0, 0), |transformer| {
+        (u64::from(transformer.heads * transformer.head_dim), u64::from(transformer.intermediate))
+    });
+    // Residual stream, normed rows twice, a block's output, the encoder's output; queries, keys, values, attention's output
+    // twice, angles; patches in f32, packed, and in staging memory.
+    let row = 5 * hidden + 6 * attention + wide + activated + 3 * patch.next_multiple_of(128) + 16;
+    let soft = u64::from(config.max_soft_tokens()) * (u64::from(config.text_hidden) + hidden);
+    u64::from(images) * (row * u64::from(config.max_patches()) + soft) * 4 + FIXED
 }
 
 /// Split-K partial sums, and the numbers of rows.
@@ -75,117 +132,153 @@ impl Scratch {
         activations: Activations,
         images: usize,
     ) -> Result<Self> {
-        let patches = config.patches() as usize;
-        let rows = images * patches;
+        let rows = images * config.max_patches() as usize;
+        let soft_tokens = images * config.max_soft_tokens() as usize;
         let mut arena = Arena::new(device, Lifetime::Scratch, Memory::Device).with_block_size(4 << 20);
-        let floats = |count: u32, rows: usize| u64::from(count) * rows as u64 * 4;
-        let pages = config.patches().div_ceil(DEFAULT_PAGE_SIZE);
-        let shape = KvShape {
-            kv_heads: config.heads,
-            head_dim: config.head_dim(),
-            page_size: DEFAULT_PAGE_SIZE,
-            pages: pages * images as u32,
-            scheme: if activations == Activations::F16 { KvScheme::F16 } else { KvScheme::F32 },
-        };
-        let attention = attention_shape(config, shape.scheme);
-        let writes_f16 =
-            activations == Activations::F16 && units.flash_plan(device.caps(), &attention).is_some();
-        let hidden = config.hidden as usize;
-        let split_k = match activations {
-            Activations::F16 => {
-                let bytes = weights.matrices.iter().filter_map(|(_, matrix)| {
-                    let shape = coopmat_shape(matrix, rows);
-                    Some(units.coopmat_plan(device.caps(), &shape)?.scratch_bytes(&shape))
-                });
-                match bytes.max().unwrap_or(0) {
-                    0 => None,
-                    bytes => Some(arena.buffer("split-K partial sums", bytes)?),
-                }
-            }
-            _ => None,
-        };
         let mut shared = Arena::new(device, Lifetime::Scratch, Memory::Shared).with_block_size(1 << 18);
-        let numbers = |number: fn(usize, usize) -> usize| -> Vec<u32> {
-            (0..rows).map(|row| number(row, patches) as u32).collect()
+        let floats = |count: u32, rows: usize| u64::from(count) * rows as u64 * 4;
+        let (hidden, patch_values) = (config.hidden as usize, config.patch_values() as usize);
+        let wide = arena.buffer("wide rows", floats(wide_row(config), rows))?;
+        let unified = matches!(config.encoder, EncoderKind::Gemma4Unified { .. });
+        let patches = Vectors::new(&mut arena, "patches", activations, patch_values, rows)?;
+        let float_patches = match activations {
+            Activations::F32 => None,
+            _ if unified => None,
+            _ => Some(Vectors::f32(&mut arena, "patches", patch_values, rows)?),
         };
-        let table: Vec<u32> = (0..shape.pages).collect();
-        let soft_tokens = images * config.soft_tokens() as usize;
-        let packed = |arena: &mut Arena, what: &str, k: usize| match activations {
-            Activations::F32 => Ok::<_, gpu::Error>(None),
-            kind => Vectors::new(arena, what, kind, k, rows).map(Some),
+        let (upload, upload_stride) = match (&float_patches, unified) {
+            // Their norm makes vectors of them.
+            (_, true) => (wide.view(), patch_values),
+            (Some(vectors), false) => (float_buffer(vectors).view(), vectors.stride()),
+            (None, false) => (float_buffer(&patches).view(), patches.stride()),
         };
+        let clipped = !weights.clips.is_empty();
         let scratch = Self {
             images,
             rows,
-            patches: Vectors::f32(&mut arena, "patches", config.patch_values() as usize, rows)?,
-            packed_patches: packed(&mut arena, "patches", config.patch_values() as usize)?,
+            upload,
+            upload_stride,
+            float_patches,
+            patches,
             residual: arena.buffer("residual stream", floats(config.hidden, rows))?,
             normed: Vectors::new(&mut arena, "normed rows", activations, hidden, rows)?,
-            wide: arena.buffer("wide rows", floats(config.intermediate.max(3 * config.hidden), rows))?,
-            q: arena.buffer("queries", floats(config.hidden, rows))?,
-            attended: Vectors::new(&mut arena, "attention's output", activations, hidden, rows)?,
-            attended_floats: match activations {
-                Activations::F16 if !writes_f16 => {
-                    Some(Vectors::f32(&mut arena, "attention's output", hidden, rows)?)
-                }
-                _ => None,
+            normed_floats: match clipped {
+                true => Some(Vectors::f32(&mut arena, "normed rows", hidden, rows)?),
+                false => None,
             },
+            wide,
             block: arena.buffer("a block's output", floats(config.hidden, rows))?,
-            activated: Vectors::new(
-                &mut arena,
-                "activated rows",
-                activations,
-                config.intermediate as usize,
-                rows,
-            )?,
-            encoded: Vectors::f32(&mut arena, "encoded rows", hidden, rows)?,
+            encoded: match config.encoder {
+                EncoderKind::Gemma4 { .. } => None,
+                _ => Some(Vectors::f32(&mut arena, "encoded rows", hidden, rows)?),
+            },
+            unified: match unified {
+                true => Some(UnifiedScratch {
+                    embedded: Vectors::f32(&mut arena, "embedded patches", hidden, rows)?,
+                    zeros: shared.buffer_from("zeros", &vec![0_f32; hidden])?,
+                }),
+                false => None,
+            },
+            squares: shared.buffer("squares", soft_tokens as u64 * 8)?,
             pooled: Vectors::new(&mut arena, "pooled rows", activations, hidden, soft_tokens)?,
             soft: arena.buffer("soft tokens", floats(config.text_hidden, soft_tokens))?,
-            kv: KvLayer::allocate(&mut arena, "keys and values of patches", shape)?,
-            table: KvTable { view: shared.buffer_from("page table", &table)?.view(), stride: pages },
-            positions: shared.buffer_from("positions", &numbers(|row, patches| row % patches))?,
-            slots: shared.buffer_from("slots", &numbers(|row, patches| row / patches))?,
-            last_visible: shared.buffer_from("last positions", &numbers(|_, patches| patches - 1))?,
-            chunk_ends: shared.buffer_from("image ends", &vec![0_u32; images])?,
+            chunk_ends: shared.buffer("image ends", images as u64 * 4)?,
             counts: shared.buffer_from("active rows", &[0_u32; 4])?,
-            split_k,
+            attention: match config.transformer() {
+                Some(transformer) => {
+                    let new = AttentionScratch::new;
+                    let sizes = Sizes { images, rows, activations, clipped };
+                    Some(new(device, &mut arena, &mut shared, config, transformer, units, &sizes)?)
+                }
+                None => None,
+            },
+            grid: match config.encoder {
+                EncoderKind::Siglip { .. } => None,
+                EncoderKind::Gemma4 { transformer, rope_theta, .. } => Some(GridScratch {
+                    coordinates: shared.buffer("coordinates", rows as u64 * 8)?,
+                    angles: Some(GridAngles {
+                        buffer: shared.buffer("angles", floats(transformer.head_dim, rows))?,
+                        of_coordinate: angles_of_coordinates(config, transformer.head_dim, rope_theta),
+                    }),
+                }),
+                EncoderKind::Gemma4Unified { .. } => Some(GridScratch {
+                    coordinates: shared.buffer("coordinates", rows as u64 * 8)?,
+                    angles: None,
+                }),
+            },
+            split_k: match split_k_bytes(device, weights, units, activations, rows) {
+                0 => None,
+                bytes => Some(arena.buffer("split-K partial sums", bytes)?),
+            },
         };
-        let mut recorder = device.recorder()?;
-        let vectors =
-            [&scratch.patches, &scratch.normed, &scratch.attended, &scratch.activated, &scratch.encoded];
-        let vectors = vectors.into_iter().chain([&scratch.pooled]);
-        for vectors in vectors.chain(&scratch.packed_patches).chain(&scratch.attended_floats) {
-            vectors.record_clear(&mut recorder, "clear")?;
-        }
-        if let Some(split_k) = &scratch.split_k {
-            recorder.fill("clear", split_k, 0)?;
-        }
-        recorder.seal()?.run(CLEAR_TIMEOUT)?;
+        scratch.clear(device)?;
         Ok(scratch)
     }
 
-    /// Bytes of the patches of one image.
-    pub fn patch_bytes(&self) -> u64 {
-        (self.patches.stride() * self.rows / self.images) as u64 * 4
+    fn clear(&self, device: &Device) -> Result<()> {
+        let mut recorder = device.recorder()?;
+        let attention = self.attention.iter().flat_map(|attention| {
+            [&attention.attended, &attention.activated].into_iter().chain(&attention.attended_floats)
+        });
+        let embedded = self.unified.iter().map(|unified| &unified.embedded);
+        let vectors = [&self.patches, &self.normed, &self.pooled].into_iter().chain(embedded);
+        let optional = [&self.float_patches, &self.normed_floats, &self.encoded].into_iter().flatten();
+        for vectors in vectors.chain(optional).chain(attention) {
+            vectors.record_clear(&mut recorder, "clear")?;
+        }
+        if let Some(split_k) = &self.split_k {
+            recorder.fill("clear", split_k, 0)?;
+        }
+        Ok(recorder.seal()?.run(CLEAR_TIMEOUT)?)
     }
 
-    pub fn patch_floats(&self) -> &Buffer {
-        floats(&self.patches)
+    /// Bytes of uploaded patches, at most.
+    pub fn upload_bytes(&self) -> u64 {
+        (self.upload_stride * self.rows) as u64 * 4
     }
 
+    /// Where the first `patches` are uploaded to.
+    pub fn upload(&self, patches: usize) -> Result<View> {
+        Ok(self.upload.slice(0..(self.upload_stride * patches) as u64 * 4)?)
+    }
+
+    /// The rows that become soft tokens, after all layers, and the values from one to the next.
     #[cfg(any(test, feature = "testing"))]
-    pub fn encoded_floats(&self) -> &Buffer {
-        floats(&self.encoded)
+    pub fn encoded(&self, hidden: usize) -> (&Buffer, usize) {
+        match &self.encoded {
+            Some(encoded) => (float_buffer(encoded), encoded.stride()),
+            None => (&self.residual, hidden),
+        }
     }
 
-    /// Sets the number of images to encode.
-    pub fn write_images(&mut self, images: usize) -> Result<()> {
-        let patches = self.rows / self.images;
-        let soft_tokens = self.pooled.columns / self.images;
-        let ends: Vec<u32> = (1..=images).map(|image| (image * patches) as u32).collect();
+    /// Sets the images to encode.
+    pub fn write_images(&mut self, grids: &[Grid], pooled_patches: u32) -> Result<()> {
+        let mut ends: Vec<u32> = vec![];
+        let mut squares: Vec<[u32; 2]> = vec![];
+        for grid in grids {
+            let first = ends.last().copied().unwrap_or(0);
+            let [start, columns, rows, side] =
+                [first, grid.columns, grid.rows, pooled_patches].map(|number| number as usize);
+            squares.extend(pool::squares(start, columns, rows, side)?);
+            ends.push(first + grid.patches());
+        }
         self.chunk_ends.write(0, bytemuck::cast_slice(&ends))?;
-        let counts = [0, images * patches, images * soft_tokens].map(|count| count as u32);
-        Ok(self.counts.write(0, bytemuck::cast_slice(&counts))?)
+        self.squares.write(0, bytemuck::cast_slice(&squares))?;
+        let counts = [0, ends.last().copied().unwrap_or(0), squares.len() as u32];
+        self.counts.write(0, bytemuck::cast_slice(&counts))?;
+        if let Some(attention) = &mut self.attention {
+            attention.write_images(grids)?;
+        }
+        if let Some(GridScratch { coordinates, angles }) = &mut self.grid {
+            let all: Vec<[u32; 2]> = grids.iter().flat_map(Grid::coordinates).collect();
+            coordinates.write(0, bytemuck::cast_slice(&all))?;
+            if let Some(GridAngles { buffer, of_coordinate }) = angles {
+                let of_patch = |at: &[u32; 2]| at.map(|coordinate| &of_coordinate[coordinate as usize][..]);
+                let all: Vec<[f32; 2]> = all.iter().flat_map(of_patch).flatten().copied().collect();
+                buffer.write(0, bytemuck::cast_slice(&all))?;
+            }
+        }
+        Ok(())
     }
 
     /// Two words: the range of the rows in use.
@@ -208,7 +301,101 @@ impl Scratch {
     }
 }
 
-fn floats(vectors: &Vectors) -> &Buffer {
+/// What the sizes of [`AttentionScratch`] depend on.
+struct Sizes {
+    images: usize,
+    rows: usize,
+    activations: Activations,
+    clipped: bool,
+}
+
+impl AttentionScratch {
+    fn new(
+        device: &Device,
+        arena: &mut Arena,
+        shared: &mut Arena,
+        config: &VisionConfig,
+        transformer: &Transformer,
+        units: MatrixUnits,
+        sizes: &Sizes,
+    ) -> Result<Self> {
+        let Sizes { images, rows, activations, clipped } = *sizes;
+        let pages = config.max_patches().div_ceil(DEFAULT_PAGE_SIZE);
+        let shape = KvShape {
+            kv_heads: transformer.heads,
+            head_dim: transformer.head_dim,
+            page_size: DEFAULT_PAGE_SIZE,
+            pages: pages * images as u32,
+            scheme: if activations == Activations::F16 { KvScheme::F16 } else { KvScheme::F32 },
+        };
+        let attention = attention_shape(config, transformer, shape.scheme);
+        let writes_f16 =
+            activations == Activations::F16 && units.flash_plan(device.caps(), &attention).is_some();
+        let width = (transformer.heads * transformer.head_dim) as usize;
+        let table: Vec<u32> = (0..shape.pages).collect();
+        let words = rows as u64 * 4;
+        Ok(Self {
+            q: arena.buffer("queries", width as u64 * words)?,
+            attended: Vectors::new(arena, "attention's output", activations, width, rows)?,
+            attended_floats: match activations {
+                _ if clipped => Some(Vectors::f32(arena, "attention's output", width, rows)?),
+                Activations::F16 if !writes_f16 => {
+                    Some(Vectors::f32(arena, "attention's output", width, rows)?)
+                }
+                _ => None,
+            },
+            activated: Vectors::new(
+                arena,
+                "activated rows",
+                activations,
+                transformer.intermediate as usize,
+                rows,
+            )?,
+            kv: KvLayer::allocate(arena, "keys and values of patches", shape)?,
+            table: KvTable { view: shared.buffer_from("page table", &table)?.view(), stride: pages },
+            positions: shared.buffer("positions", words)?,
+            slots: shared.buffer("slots", words)?,
+            last_visible: shared.buffer("last positions", words)?,
+        })
+    }
+
+    fn write_images(&mut self, grids: &[Grid]) -> Result<()> {
+        let (mut positions, mut slots, mut last_visible) = (vec![], vec![], vec![]);
+        for (slot, grid) in (0_u32..).zip(grids) {
+            let patches = grid.patches();
+            positions.extend(0..patches);
+            slots.extend((0..patches).map(|_| slot));
+            last_visible.extend((0..patches).map(|_| patches - 1));
+        }
+        self.positions.write(0, bytemuck::cast_slice(&positions))?;
+        self.slots.write(0, bytemuck::cast_slice(&slots))?;
+        Ok(self.last_visible.write(0, bytemuck::cast_slice(&last_visible))?)
+    }
+}
+
+fn split_k_bytes(
+    device: &Device,
+    weights: &VisionWeights,
+    units: MatrixUnits,
+    activations: Activations,
+    rows: usize,
+) -> u64 {
+    if activations != Activations::F16 {
+        return 0;
+    }
+    let bytes = |(id, matrix): &(VisionMatrix, _)| {
+        let shape = coopmat_shape(weights, *id, matrix, rows);
+        Some(units.coopmat_plan(device.caps(), &shape)?.scratch_bytes(&shape))
+    };
+    weights.matrices.iter().filter_map(bytes).max().unwrap_or(0)
+}
+
+fn angles_of_coordinates(config: &VisionConfig, head_dim: u32, theta: f32) -> Vec<Vec<[f32; 2]>> {
+    let angles = |x| rope::grid_angles(head_dim as usize, theta.into(), x, 0).take(head_dim as usize / 4);
+    (0..config.max_patches_per_side()).map(|x| angles(x).collect()).collect()
+}
+
+fn float_buffer(vectors: &Vectors) -> &Buffer {
     match &vectors.data {
         VectorData::F32(floats) => floats,
         _ => unreachable!("these were allocated as f32"),
@@ -216,14 +403,18 @@ fn floats(vectors: &Vectors) -> &Buffer {
 }
 
 /// Attention among the patches of an image.
-pub(super) fn attention_shape(config: &VisionConfig, scheme: KvScheme) -> paged::policy::Shape {
+pub(super) fn attention_shape(
+    config: &VisionConfig,
+    transformer: &Transformer,
+    scheme: KvScheme,
+) -> paged::policy::Shape {
     paged::policy::Shape {
-        heads: config.heads,
-        kv_heads: config.heads,
-        head_dim: config.head_dim(),
+        heads: transformer.heads,
+        kv_heads: transformer.heads,
+        head_dim: transformer.head_dim,
         page_size: DEFAULT_PAGE_SIZE,
         scheme,
         window: 0,
-        context_length: config.patches(),
+        context_length: config.max_patches(),
     }
 }

@@ -7,13 +7,15 @@ use gpu::{Arena, Buffer, Device, Lifetime, Memory};
 
 use crate::{Error, IMAGE_TOKEN, Image, Result};
 
-/// Soft tokens of recently used images, f32, `[image][soft token][hidden size of the language model]`.
+/// Soft tokens of recently used images, f32, `[slot][soft token][hidden size of the language model]`. A slot has room for
+/// an image of the largest size.
 pub(crate) struct SoftTokenCache {
     device: Device,
     buffer: Buffer,
-    /// Soft tokens per image.
-    soft_tokens: u32,
-    image_bytes: u64,
+    /// Soft tokens per slot.
+    slot_rows: u32,
+    /// Bytes of a soft token.
+    row_bytes: u64,
     images: Vec<Option<CachedImage>>,
     /// Incremented with every use: the time of least-recently-used eviction.
     clock: u64,
@@ -25,13 +27,9 @@ struct CachedImage {
     used_at: u64,
 }
 
-fn image_bytes(config: &VisionConfig) -> u64 {
-    u64::from(config.soft_tokens()) * u64::from(config.text_hidden) * 4
-}
-
 /// Bytes of a cache.
 pub(super) fn bytes(config: &VisionConfig, images: u32) -> u64 {
-    image_bytes(config) * u64::from(images)
+    u64::from(config.max_soft_tokens()) * u64::from(config.text_hidden) * 4 * u64::from(images)
 }
 
 impl SoftTokenCache {
@@ -40,8 +38,8 @@ impl SoftTokenCache {
         Ok(Self {
             device: device.clone(),
             buffer: arena.buffer("soft tokens", bytes(config, images))?,
-            soft_tokens: config.soft_tokens(),
-            image_bytes: image_bytes(config),
+            slot_rows: config.max_soft_tokens(),
+            row_bytes: u64::from(config.text_hidden) * 4,
             images: (0..images).map(|_| None).collect(),
             clock: 0,
         })
@@ -59,7 +57,7 @@ impl SoftTokenCache {
 
     /// Rows of the buffer.
     pub fn rows(&self) -> usize {
-        self.images.len() * self.soft_tokens as usize
+        self.images.len() * self.slot_rows as usize
     }
 
     pub fn contains(&self, image: &Image) -> bool {
@@ -77,8 +75,8 @@ impl SoftTokenCache {
                 "an image that is cut in two, or has not been encoded: encode it, and prefill it whole";
             Error::Limits(text.into())
         })?;
-        let first = slot as u32 * self.soft_tokens;
-        Ok((first..first + self.soft_tokens).map(|row| IMAGE_TOKEN | row))
+        let first = slot as u32 * self.slot_rows;
+        Ok((first..first + tokens.len() as u32).map(|row| IMAGE_TOKEN | row))
     }
 
     /// Marks images as used now, so that others are evicted before them.
@@ -105,12 +103,16 @@ impl SoftTokenCache {
     ) -> Result<()> {
         let mut recorder = self.device.recorder()?;
         let mut inserted: Vec<(usize, CachedImage)> = vec![];
-        for (index, image) in (0..).zip(images) {
+        let mut first_row = 0;
+        for image in images {
             let age = |slot: &usize| self.images[*slot].as_ref().map(|image| image.used_at);
             let is_free = |slot: &usize| inserted.iter().all(|(taken, _)| taken != slot);
             let Some(slot) = (0..self.images.len()).filter(is_free).min_by_key(age) else { break };
-            let part = |index: u64| index * self.image_bytes..(index + 1) * self.image_bytes;
-            recorder.copy("soft tokens", soft.slice(part(index))?, self.buffer.slice(part(slot as u64))?)?;
+            let rows = u64::from(image.soft_tokens());
+            let part = |row: u64| row * self.row_bytes..(row + rows) * self.row_bytes;
+            let to = part(slot as u64 * u64::from(self.slot_rows));
+            recorder.copy("soft tokens", soft.slice(part(first_row))?, self.buffer.slice(to)?)?;
+            first_row += rows;
             let is_needed = needed.iter().any(|other| other.id() == image.id());
             let used_at = if is_needed { self.clock } else { self.clock.saturating_sub(1) };
             inserted.push((slot, CachedImage { tokens: image.tokens().collect(), used_at }));

@@ -59,7 +59,7 @@ impl Runner {
         let mut runner = Runner::new(model.clone(), *limits)?;
         let vision = encoder.as_ref().map(|options| VisionBlueprint::new(options.vision)).transpose()?;
         if let (Some(blueprint), Some(encoder)) = (&vision, encoder) {
-            let soft_tokens = encoder.vision.config.soft_tokens();
+            let soft_tokens = encoder.vision.config.max_soft_tokens();
             if limits.prefill_chunk < soft_tokens {
                 return Err(Error::Limits(format!(
                     "prefill chunks of {} tokens: an image has {soft_tokens}, which are prefilled in one step",

@@ -8,7 +8,7 @@ use checkpoint::{
 };
 use gpu::{Arena, Buffer, Lifetime, Memory, View};
 use kernels::{
-    Activations, KeysAndValues,
+    Activations, KeysAndValues, Rotation,
     attention::{
         decode::{self, DecodeAttention},
         paged::{Mode, PagedAttention},
@@ -52,7 +52,10 @@ pub(crate) fn attention_shape(
         norm: attention.head_norms.then_some(config.rms_norm_eps),
         value_norm: attention.value_norm,
         bias: attention.qkv_bias,
-        interleaved: config.rope_pairs == RopePairs::Neighbours,
+        rotation: match config.rope_pairs {
+            RopePairs::Halves => Rotation::Halves,
+            RopePairs::Neighbours => Rotation::Interleaved,
+        },
         temperature: config
             .query_temperature
             .map(|QueryTemperature { beta, original }| kernels::QueryTemperature { beta, original }),

@@ -95,7 +95,7 @@ impl Step<'_> {
         self.product(ProductRole::PerLayerProjection, matrix, Epilogue::None, x, &target, &state.active)
     }
 
-    /// tokens = per-layer embeddings of the tokens.
+    /// tokens = per-layer embeddings of the tokens; soft tokens have that of the padding token.
     pub fn per_layer_embed(&mut self) -> Result<()> {
         let StepBuffers { model, state, scratch, .. } = self.buffers;
         let embeddings = model.single_matrix(MatrixId::PerLayerEmbedding)?;
@@ -103,6 +103,7 @@ impl Step<'_> {
             embeddings,
             active: state.active.clone(),
             tokens: state.tokens.view(),
+            soft_token: Some(model.config.pad.unwrap_or(0)),
             residual: scratch.per_layer().tokens.view(),
         };
         let factor = (scratch.per_layer().width as f32).sqrt();

@@ -82,20 +82,7 @@ pub fn vocabulary() -> Vocabulary {
 
 /// A processor for images of 28 × 28 pixels, with four soft tokens.
 pub fn image_processor() -> ImageProcessor {
-    ImageProcessor::new(&checkpoint::VisionConfig {
-        image_size: 28,
-        patch_size: 7,
-        hidden: 8,
-        intermediate: 8,
-        layers: 1,
-        heads: 1,
-        layer_norm_eps: 1e-6,
-        soft_tokens_per_side: 2,
-        text_hidden: 8,
-        soft_norm_eps: 1e-6,
-        image_mean: [0.5; 3],
-        image_std: [0.5; 3],
-    })
+    ImageProcessor::square(28, 7, 2)
 }
 
 /// A generator that follows a script.
@@ -362,7 +349,7 @@ impl Fixture {
         let mock = Arc::new(mock);
         let tokenizer = tokenizer_with(&["<start_of_image>", "<end_of_image>"]);
         let processor = image_processor();
-        let processor = if pan_and_scan { processor.with_pan_and_scan() } else { processor };
+        let processor = if pan_and_scan { processor.with_pan_and_scan().unwrap() } else { processor };
         let template = Some(ChatTemplate::gemma3());
         Fixture::start_with_images(mock.clone(), mock, tokenizer, config, template, Ok(processor))
     }

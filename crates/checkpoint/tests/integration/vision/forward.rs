@@ -1,22 +1,53 @@
 //! A forward pass of an image encoder in f64, from nothing but its config and its tensors by role: it gives what
 //! transformers does only if every tensor is where it belongs.
 
-use checkpoint::{Role, Vision};
+#[path = "forward/gemma4.rs"]
+mod gemma4;
+
+use checkpoint::{EncoderKind, Role, Transformer, Vision};
 
 /// Rows of values.
 pub type Matrix = Vec<Vec<f64>>;
 
-/// The output of the encoder after its last norm, and its soft tokens, from the patches of an image.
-pub fn encode(vision: &Vision, patches: &Matrix) -> (Matrix, Matrix) {
+/// The output of the encoder before pooling, and its soft tokens, from the patches of an image with so many columns.
+pub fn encode(vision: &Vision, patches: &Matrix, columns: usize) -> (Matrix, Matrix) {
     let config = &vision.config;
-    let eps = f64::from(config.layer_norm_eps);
+    let encoded = match &config.encoder {
+        EncoderKind::Siglip { transformer, .. } => siglip(vision, transformer, patches),
+        EncoderKind::Gemma4 { rope_theta, transformer, .. } => {
+            gemma4::encode(vision, *rope_theta, transformer, patches, columns)
+        }
+        EncoderKind::Gemma4Unified { layer_norm_eps, .. } => {
+            gemma4::unified(vision, *layer_norm_eps, patches, columns)
+        }
+    };
+    let mut tokens = pool(&encoded, columns, config.pooled_patches as usize);
+    if let EncoderKind::Gemma4 { standardized, .. } = config.encoder {
+        gemma4::scale(vision, standardized, &mut tokens);
+    }
+    let eps = f64::from(config.soft_norm_eps);
+    let projection = matrix(vision, None, Role::Projection);
+    let soft_tokens = match config.projection_is_transposed() {
+        true => {
+            let plus = if vision.soft_norm_needs_plus_one() { 1.0 } else { 0.0 };
+            let weight = vector(vision, None, Role::SoftTokenNorm);
+            let weight: Vec<f64> = weight.iter().map(|weight| weight + plus).collect();
+            linear(&rms_norm(&tokens, eps, Some(&weight)), &transpose(&projection), None)
+        }
+        false => linear(&rms_norm(&tokens, eps, None), &projection, None),
+    };
+    (encoded, soft_tokens)
+}
+
+fn siglip(vision: &Vision, transformer: &Transformer, patches: &Matrix) -> Matrix {
+    let eps = f64::from(transformer.norm_eps);
     let outside = |role| vector(vision, None, role);
-    let positions = matrix(vision, None, Role::PositionEmbed);
-    let mut h = linear(patches, &matrix(vision, None, Role::PatchEmbed), &outside(Role::PatchEmbedBias));
-    add(&mut h, &positions);
-    for layer in (0..config.layers).map(Some) {
+    let embed = matrix(vision, None, Role::PatchEmbed);
+    let mut h = linear(patches, &embed, Some(&outside(Role::PatchEmbedBias)));
+    add(&mut h, &matrix(vision, None, Role::PositionEmbed));
+    for layer in (0..transformer.layers).map(Some) {
         let product = |x: &Matrix, weight, bias| {
-            linear(x, &matrix(vision, layer, weight), &vector(vision, layer, bias))
+            linear(x, &matrix(vision, layer, weight), Some(&vector(vision, layer, bias)))
         };
         let norm = |x: &Matrix, weight, bias| {
             layer_norm(x, eps, &vector(vision, layer, weight), &vector(vision, layer, bias))
@@ -25,37 +56,30 @@ pub fn encode(vision: &Vision, patches: &Matrix) -> (Matrix, Matrix) {
         let q = product(&normed, Role::Query, Role::QueryBias);
         let k = product(&normed, Role::Key, Role::KeyBias);
         let v = product(&normed, Role::Value, Role::ValueBias);
-        let attended = attention(&q, &k, &v, config.head_dim() as usize);
+        let head_dim = transformer.head_dim as usize;
+        let attended = attention(&q, &k, &v, head_dim, 1.0 / (head_dim as f64).sqrt());
         add(&mut h, &product(&attended, Role::Output, Role::OutputBias));
         let normed = norm(&h, Role::FeedForwardNorm, Role::FeedForwardNormBias);
         let mut inner = product(&normed, Role::Up, Role::UpBias);
         inner.iter_mut().flatten().for_each(|x| *x = gelu(*x));
         add(&mut h, &product(&inner, Role::Down, Role::DownBias));
     }
-    let encoded = layer_norm(&h, eps, &outside(Role::FinalNorm), &outside(Role::FinalNormBias));
+    layer_norm(&h, eps, &outside(Role::FinalNorm), &outside(Role::FinalNormBias))
+}
 
-    let [side, pooled] = [config.soft_tokens_per_side, config.pooled_patches()].map(|size| size as usize);
-    let plus = if vision.soft_norm_needs_plus_one() { 1.0 } else { 0.0 };
-    let norm_weight: Vec<f64> = outside(Role::SoftTokenNorm).iter().map(|weight| weight + plus).collect();
-    let projection = matrix(vision, None, Role::Projection);
-    let soft_token = |index: usize| {
-        let (top, left) = (index / side * pooled, index % side * pooled);
-        let mut mean = vec![0.0; config.hidden as usize];
-        for (y, x) in (0..pooled * pooled).map(|patch| (top + patch / pooled, left + patch % pooled)) {
-            let patch = &encoded[y * side * pooled + x];
+/// The mean over squares of patches.
+fn pool(patches: &Matrix, columns: usize, pooled: usize) -> Matrix {
+    let tokens = (columns / pooled, patches.len() / columns / pooled);
+    let mean = |index: usize| {
+        let (left, top) = (index % tokens.0 * pooled, index / tokens.0 * pooled);
+        let mut mean = vec![0.0; patches[0].len()];
+        for (x, y) in (0..pooled * pooled).map(|patch| (left + patch % pooled, top + patch / pooled)) {
+            let patch = &patches[y * columns + x];
             mean.iter_mut().zip(patch).for_each(|(sum, value)| *sum += value / (pooled * pooled) as f64);
         }
-        let square = mean.iter().map(|x| x * x).sum::<f64>() / mean.len() as f64;
-        let factor = 1.0 / (square + f64::from(config.soft_norm_eps)).sqrt();
-        let normed = mean.iter().zip(&norm_weight).map(|(x, weight)| x * factor * weight);
-        let mut token = vec![0.0; config.text_hidden as usize];
-        for (x, row) in normed.zip(&projection) {
-            token.iter_mut().zip(row).for_each(|(sum, weight)| *sum += x * weight);
-        }
-        token
+        mean
     };
-    let soft_tokens = (0..side * side).map(soft_token).collect();
-    (encoded, soft_tokens)
+    (0..tokens.0 * tokens.1).map(mean).collect()
 }
 
 fn vector(vision: &Vision, layer: Option<u32>, role: Role) -> Vec<f64> {
@@ -68,10 +92,14 @@ fn matrix(vision: &Vision, layer: Option<u32>, role: Role) -> Matrix {
     vector(vision, layer, role).chunks(width).map(<[f64]>::to_vec).collect()
 }
 
-fn linear(x: &Matrix, weight: &Matrix, bias: &[f64]) -> Matrix {
+fn transpose(matrix: &Matrix) -> Matrix {
+    (0..matrix[0].len()).map(|column| matrix.iter().map(|row| row[column]).collect()).collect()
+}
+
+fn linear(x: &Matrix, weight: &Matrix, bias: Option<&[f64]>) -> Matrix {
     let product = |row: &Vec<f64>| {
-        let outputs = weight.iter().zip(bias);
-        outputs.map(|(weight, bias)| bias + dot(weight, row)).collect()
+        let outputs = weight.iter().enumerate();
+        outputs.map(|(index, weight)| bias.map_or(0.0, |bias| bias[index]) + dot(weight, row)).collect()
     };
     x.iter().map(product).collect()
 }
@@ -94,8 +122,16 @@ fn layer_norm(x: &Matrix, eps: f64, weight: &[f64], bias: &[f64]) -> Matrix {
     x.iter().map(norm).collect()
 }
 
-fn attention(q: &Matrix, k: &Matrix, v: &Matrix, head_dim: usize) -> Matrix {
-    let scale = 1.0 / (head_dim as f64).sqrt();
+/// Without a weight, a factor of 1.
+fn rms_norm(x: &Matrix, eps: f64, weight: Option<&[f64]>) -> Matrix {
+    let norm = |row: &Vec<f64>| {
+        let factor = 1.0 / (dot(row, row) / row.len() as f64 + eps).sqrt();
+        row.iter().enumerate().map(|(i, x)| x * factor * weight.map_or(1.0, |weight| weight[i])).collect()
+    };
+    x.iter().map(norm).collect()
+}
+
+fn attention(q: &Matrix, k: &Matrix, v: &Matrix, head_dim: usize, scale: f64) -> Matrix {
     let attend = |query: &Vec<f64>| {
         let head = |head: usize| {
             let of = head * head_dim..(head + 1) * head_dim;

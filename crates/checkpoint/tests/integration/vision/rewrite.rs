@@ -17,7 +17,7 @@ pub struct StoredTensor {
     /// Outermost dimension first.
     pub shape: Vec<u64>,
     encoding: Encoding,
-    data: Vec<u8>,
+    pub data: Vec<u8>,
 }
 
 impl GgufFile {
@@ -110,16 +110,23 @@ fn tensor_type(encoding: Encoding) -> u32 {
 
 /// Renames tensors of a safetensors file; those for which `name` returns `None` are removed.
 pub fn rename_safetensors(path: &Path, name: impl Fn(&str) -> Option<String>) {
+    edit_safetensors(path, |old, _, _| name(old));
+}
+
+/// Changes names, shapes or data of the tensors of a safetensors file, whose header has them as JSON; those for which
+/// `edit` returns no name are removed.
+pub fn edit_safetensors(path: &Path, edit: impl Fn(&str, &mut Json, &mut Vec<u8>) -> Option<String>) {
     let bytes = fs::read(path).unwrap();
     let (length, rest) = bytes.split_first_chunk::<8>().unwrap();
     let (header, data) = rest.split_at(u64::from_le_bytes(*length) as usize);
     let header: Map<String, Json> = serde_json::from_slice(header).unwrap();
     let (mut new_header, mut new_data) = (Map::new(), Vec::new());
     for (old, mut entry) in header.into_iter().filter(|(name, _)| name != "__metadata__") {
-        let Some(new) = name(&old) else { continue };
         let [begin, end] = [0, 1].map(|index| entry["data_offsets"][index].as_u64().unwrap() as usize);
+        let mut bytes = data[begin..end].to_vec();
+        let Some(new) = edit(&old, &mut entry, &mut bytes) else { continue };
         let begins = new_data.len();
-        new_data.extend(&data[begin..end]);
+        new_data.extend(bytes);
         entry["data_offsets"] = json!([begins, new_data.len()]);
         new_header.insert(new, entry);
     }

@@ -5,8 +5,8 @@ use std::{process::ExitCode, sync::Arc, time::Duration, time::Instant};
 
 use checkpoint::VisionConfig;
 use gpu::Device;
-use images::{ContentHash, Patches};
-use model::{EncoderLimits, Image, Limits, Model, Runner, Sampling};
+use images::{ContentHash, Picture};
+use model::{EncoderLimits, Image, ImageProcessor, Limits, Model, Runner, Sampling};
 use serde::Serialize;
 use serde_json::json;
 
@@ -15,6 +15,9 @@ use crate::output;
 
 /// Tokens around an image in a prompt.
 const TEXT_TOKENS: usize = 8;
+
+/// Width and height of the picture in pixels.
+const PICTURE_SIDE: u32 = 896;
 
 /// Enough for all layers of all images.
 const WHOLE: Duration = Duration::from_secs(3600);
@@ -44,7 +47,7 @@ pub fn run(
     json: bool,
 ) -> anyhow::Result<ExitCode> {
     let info = device.info();
-    let soft_tokens = vision.soft_tokens();
+    let soft_tokens = vision.max_soft_tokens();
     let most = counts.iter().copied().max().unwrap_or(1);
     let context = (most * (soft_tokens as usize + TEXT_TOKENS) + TEXT_TOKENS) as u32;
     let limits = Limits::new(info, &model.config, 1, context.min(model.config.max_positions));
@@ -142,18 +145,16 @@ fn first_token(runner: &mut Runner, prompt: &[u32]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Images that were not encoded before.
+/// Images that were not encoded before, of a square picture.
 fn new_images(runner: &Runner, count: usize, run: u8) -> Vec<Image> {
     let Some(encoder) = runner.encoder() else { return vec![] };
-    let config = encoder.config();
-    let (side, values) = (config.patches_per_side(), config.patch_values() as usize);
-    let image = |number: usize| {
-        let value = |index: usize| ((index * 31 + number * 7) % 256) as f32 / 127.5 - 1.0;
-        let pixels = (0..config.patches() as usize * values).map(value).collect();
-        let patches = Patches::from_values(side, side, values, pixels).expect("as many as the encoder takes");
+    let pixels = (0..PICTURE_SIDE * PICTURE_SIDE * 3).map(|index| (index * 31 % 251) as u8).collect();
+    let picture = Picture::new(PICTURE_SIDE, PICTURE_SIDE, pixels).expect("as many pixels as that");
+    let image = ImageProcessor::new(encoder.config()).process(&picture).remove(0);
+    let with_id = |number: usize| {
         let mut id = [run; 32];
         id[..8].copy_from_slice(&(number as u64).to_le_bytes());
-        Image::new(Arc::new(patches), ContentHash(id), config.soft_tokens())
+        image.with_id(ContentHash(id))
     };
-    (0..count).map(image).collect()
+    (0..count).map(with_id).collect()
 }

@@ -130,6 +130,7 @@ fn model_arguments(settings: &Settings) -> anyhow::Result<ModelArguments> {
             kv: settings.kv,
             reproducible: settings.reproducible,
             no_images: !settings.images,
+            image_tokens: settings.image_tokens.map(|tokens| tokens.get()),
             device: settings.device.clone(),
         },
     })
@@ -166,7 +167,12 @@ fn served_model(settings: &Settings, files: &ModelFiles) -> anyhow::Result<serve
         settings.model.clone().filter(|model| !model.contains('/') && !PathBuf::from(model).exists());
     let mut served = files.served_as(settings.name.clone().or(store_name.clone()))?;
     if settings.pan_and_scan {
-        served.images = served.images.map(ImageProcessor::with_pan_and_scan);
+        let with_crops = served.images.map(ImageProcessor::with_pan_and_scan);
+        served.images = match with_crops {
+            Ok(Err(reason)) => anyhow::bail!("--pan-and-scan: {reason}"),
+            Ok(Ok(processor)) => Ok(processor),
+            Err(reason) => Err(reason),
+        };
     }
     if !settings.images {
         served.images = Err("images are turned off (--images=false)".to_owned());

@@ -10,7 +10,7 @@ use crate::{
         kv::{KvLayer, KvShape, KvTable, reference as stored},
         paged::reference::range,
         rope::{
-            KeysAndValues, QueryTemperature, Tables,
+            KeysAndValues, QueryTemperature, Rotation, Tables,
             cases::{frequencies, rotation_scale, split_into_partials},
             reference::Row,
         },
@@ -45,7 +45,7 @@ pub(super) const GEMMA: Shape = Shape {
     norm: Some(1e-6),
     value_norm: false,
     bias: false,
-    interleaved: false,
+    rotation: Rotation::Halves,
     temperature: None,
     partials: 1,
     scale: 0.0625,
@@ -79,17 +79,23 @@ pub(super) fn steps() -> Vec<Step> {
             Shape { heads: 4, kv_heads: 2, head_dim: 128, window: 100, partials: 3, output: f16, ..GEMMA },
             &lengths,
         ),
-        step(Shape { bias: true, interleaved: true, scheme: KvScheme::Int8, ..plain }, &[65, 2]),
+        step(
+            Shape { bias: true, rotation: Rotation::Interleaved, scheme: KvScheme::Int8, ..plain },
+            &[65, 2],
+        ),
         step(Shape { kv_heads: 2, scheme: KvScheme::F32, output: int16, ..small }, &[130, 5, 0]),
         step(Shape { heads: 7, bias: true, page_size: 64, ..plain }, &[130, 5]),
-        step(Shape { heads: 9, kv_heads: 3, interleaved: true, output: int16, ..plain }, &[200, 64, 1]),
+        step(
+            Shape { heads: 9, kv_heads: 3, rotation: Rotation::Interleaved, output: int16, ..plain },
+            &[200, 64, 1],
+        ),
         step(
             Shape {
                 heads: 3,
                 kv_heads: 3,
                 head_dim: 80,
                 bias: true,
-                interleaved: true,
+                rotation: Rotation::Interleaved,
                 output: f16,
                 ..small
             },
@@ -317,14 +323,15 @@ impl Data {
     fn row(&self, step: &Step, row: u32) -> Row<'_> {
         let shape = &step.shape;
         let length = shape.rope().row() as usize;
+        let position = step.positions[row as usize];
         Row {
             qkv: &self.qkv[row as usize * qkv_stride(shape) as usize..][..length],
             bias: shape.bias.then_some(&self.bias),
             weights: shape.norm.map(|_| (&self.weights[0][..], &self.weights[1][..])),
             epsilon: shape.norm.unwrap_or(0.0),
             scale: shape.scale,
-            position: step.positions[row as usize],
-            inverse_frequencies: &self.frequencies,
+            position,
+            angles: self.frequencies.iter().map(|frequency| f64::from(position) * frequency).collect(),
             rotation_scale: rotation_scale(shape.temperature),
         }
     }

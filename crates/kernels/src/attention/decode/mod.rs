@@ -22,7 +22,7 @@ use crate::{
     Activations, Kernel, Vectors,
     attention::{
         kv::{KvLayer, KvTable},
-        rope,
+        rope::{self, Angles, Rotation},
     },
     shaders::attention_decode::{Constants, Push, TIERS},
     variant::Variant,
@@ -158,14 +158,14 @@ impl DecodeAttention {
     fn check(&self, name: &str, rows: u32, operands: &Operands<'_>) -> Result<()> {
         let shape = &self.shape;
         let wrong = |reason: String| Err(Error::InvalidUse { what: name.to_string(), reason });
+        let angles = Angles::Tables { coarse: operands.coarse.clone(), fine: operands.fine.clone() };
         let inputs = rope::Inputs {
             qkv: &operands.qkv,
             qkv_stride: operands.qkv_stride,
             bias: operands.bias.as_ref(),
             q_weight: operands.q_weight.as_ref(),
             k_weight: operands.k_weight.as_ref(),
-            coarse: &operands.coarse,
-            fine: &operands.fine,
+            angles: &angles,
             kv: operands.kv,
             table: operands.table,
             positions: &operands.positions,
@@ -218,7 +218,7 @@ fn variant(shape: &Shape, plan: Plan) -> Variant {
         temperature_beta: shape.temperature.map_or(0.0, |temperature| temperature.beta),
         temperature_original: shape.temperature.map_or(0, |temperature| temperature.original),
         qkv_bias: shape.bias,
-        interleaved: shape.interleaved,
+        interleaved: shape.rotation == Rotation::Interleaved,
         partials: shape.partials,
         output: shape.output as u32,
         epsilon: shape.norm.unwrap_or(0.0),

@@ -9,7 +9,7 @@ use crate::{
     Activations,
     attention::{
         paged::{self, Mode},
-        rope::{KeysAndValues, QueryTemperature},
+        rope::{KeysAndValues, QueryTemperature, Rotation},
     },
     variant::Variant,
 };
@@ -221,7 +221,7 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
         norm: Some(1e-6),
         value_norm: false,
         bias: false,
-        interleaved: false,
+        rotation: Rotation::Halves,
         temperature: None,
         partials: 1,
         scale: 1.0,
@@ -249,7 +249,7 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
         shapes.push(Shape { keys_and_values: KeysAndValues::Shared, ..long });
     }
     shapes.push(Shape { norm: None, bias: true, ..qwen2 });
-    shapes.push(Shape { norm: None, interleaved: true, ..llama });
+    shapes.push(Shape { norm: None, rotation: Rotation::Interleaved, ..llama });
     let temperature = Some(QueryTemperature { beta: 0.1, original: 16_384 });
     let ministral = gemma((32, 8, 128, 0, 262_144), KvScheme::F16, Activations::F16);
     shapes.push(Shape { norm: None, temperature, ..ministral });

@@ -7,7 +7,7 @@ use crate::{
     Activations, HALF_GROUP,
     attention::{
         paged,
-        rope::{self, KeysAndValues, QueryTemperature},
+        rope::{self, KeysAndValues, QueryTemperature, Rotation},
     },
 };
 
@@ -37,8 +37,8 @@ pub struct Shape {
     pub value_norm: bool,
     /// Adds a bias first (Qwen2).
     pub bias: bool,
-    /// RoPE pairs values 2i and 2i + 1 (Llama in GGUF files); otherwise i and i + head_dim / 2.
-    pub interleaved: bool,
+    /// The pairs of values that RoPE rotates; not [`Rotation::Grid`].
+    pub rotation: Rotation,
     /// Scales the queries by their position, after RoPE (Ministral 3).
     pub temperature: Option<QueryTemperature>,
     /// Split-K partial sums of the QKV product, at least 1.
@@ -62,7 +62,7 @@ impl Shape {
             norm: self.norm.is_some(),
             value_norm: self.value_norm,
             bias: self.bias,
-            interleaved: self.interleaved,
+            rotation: self.rotation,
             temperature: self.temperature,
             partials: self.partials,
         }
@@ -85,6 +85,13 @@ impl Shape {
         self.attention().check()?;
         let wrong = |reason: String| Err(Error::InvalidUse { what: "attention_decode".into(), reason });
         self.rope().check().or_else(wrong)?;
+        // Only image encoders rotate so, and their rows attend to each other.
+        if self.rotation == Rotation::Grid {
+            return wrong(
+                "rotation by a position in two dimensions is not for decode: use rope and paged attention"
+                    .into(),
+            );
+        }
         match self.output {
             Activations::Int8 => wrong("the output must be f32, f16 or int16, not int8".into()),
             Activations::Int16 if !self.head_dim.is_multiple_of(HALF_GROUP as u32) => {

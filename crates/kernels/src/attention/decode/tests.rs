@@ -10,7 +10,7 @@ use crate::{
     Activations, Vectors,
     attention::{
         kv::{KvLayer, KvShape, KvTable},
-        rope::{KeysAndValues, QueryTemperature},
+        rope::{KeysAndValues, QueryTemperature, Rotation},
     },
     case::Comparison,
 };
@@ -190,6 +190,9 @@ fn invalid_shapes_are_rejected() {
     assert!(rejected(Shape { head_dim: 72, output: Activations::Int16, ..SMALL }).contains("multiple of 16"));
     assert!(rejected(Shape { output: Activations::Int8, ..SMALL }).contains("not int8"));
     assert!(rejected(Shape { norm: None, value_norm: true, ..SMALL }).contains("normed"));
+    assert!(
+        rejected(Shape { rotation: Rotation::Grid, ..SMALL }).contains("two dimensions is not for decode")
+    );
     assert!(rejected(Shape { heads: 5, ..SMALL }).contains("not a multiple"));
     assert!(rejected(Shape { page_size: 48, ..SMALL }).contains("power of two"));
     assert!(rejected(Shape { head_dim: 80, scheme: KvScheme::Int8, ..SMALL }).contains("groups of 32"));

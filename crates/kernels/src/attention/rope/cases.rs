@@ -4,7 +4,8 @@ use gpu::{Caps, Device, Result, Tier};
 use tensor::KvScheme;
 
 use super::{
-    KeysAndValues, Operands, QueryTemperature, Rope, Shape, Tables, inverse_frequencies, policy, reference,
+    Angles, KeysAndValues, Operands, QueryTemperature, Rope, Rotation, Shape, Tables, grid_angles,
+    inverse_frequencies, policy, reference,
 };
 use crate::{
     attention::kv::{KvLayer, KvShape, KvTable, reference as stored},
@@ -17,6 +18,23 @@ const POSITIONS: [u32; 9] = [0, 1, 15, 16, 255, 256, 4999, 65_536, 131_071];
 const MAX_POSITIONS: u32 = 131_072;
 /// Inactive rows after them.
 const INACTIVE: usize = 2;
+/// Coordinates of the rows in a grid, the inactive ones included: the first, each dimension alone, a wide and a high
+/// image, the last of Gemma 4's table.
+const GRID: [[u32; 2]; 11] = [
+    [0, 0],
+    [1, 0],
+    [0, 1],
+    [2, 3],
+    [41, 17],
+    [279, 8],
+    [8, 279],
+    [100, 1000],
+    [10_239, 10_239],
+    [1, 1],
+    [1, 1],
+];
+/// The base of the angles of Gemma 4's image encoder.
+const GRID_THETA: f64 = 100.0;
 const EPSILON: f32 = 1e-6;
 const SCALE: f32 = 0.0625;
 
@@ -31,13 +49,14 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
         norm: false,
         value_norm: false,
         bias: false,
-        interleaved: false,
+        rotation: Rotation::Halves,
         temperature: None,
         partials: 1,
     };
     let values_from_keys = Shape { keys_and_values: KeysAndValues::ValuesFromKeys, ..plain };
     // Position 4999 is the first with another scale.
     let temperature = Some(QueryTemperature { beta: 0.5, original: 4999 });
+    let grid = Shape { rotation: Rotation::Grid, norm: true, value_norm: true, ..plain };
     let shared = Shape { keys_and_values: KeysAndValues::Shared, heads: 8, norm: true, ..plain };
     let shapes = [
         Shape { norm: true, ..plain },
@@ -45,19 +64,26 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
         plain,
         Shape { heads: 2, kv_heads: 2, head_dim: 128, norm: true, page_size: 64, ..plain },
         Shape { heads: 7, head_dim: 64, bias: true, ..plain },
-        Shape { heads: 9, kv_heads: 3, head_dim: 64, interleaved: true, ..plain },
+        Shape { heads: 9, kv_heads: 3, head_dim: 64, rotation: Rotation::Interleaved, ..plain },
         Shape {
             heads: 3,
             head_dim: 80,
             norm: true,
             bias: true,
-            interleaved: true,
+            rotation: Rotation::Interleaved,
             scheme: KvScheme::F32,
             ..plain
         },
         Shape { heads: 2, head_dim: 96, norm: true, ..plain },
         Shape { norm: true, scheme: KvScheme::Int8, ..plain },
-        Shape { heads: 9, kv_heads: 3, head_dim: 64, interleaved: true, scheme: KvScheme::Int8, ..plain },
+        Shape {
+            heads: 9,
+            kv_heads: 3,
+            head_dim: 64,
+            rotation: Rotation::Interleaved,
+            scheme: KvScheme::Int8,
+            ..plain
+        },
         Shape { heads: 2, head_dim: 96, bias: true, page_size: 64, scheme: KvScheme::Int8, ..plain },
         Shape { heads: 2, kv_heads: 2, head_dim: 128, norm: true, partials: 3, ..plain },
         Shape { heads: 8, head_dim: 512, norm: true, ..plain },
@@ -71,6 +97,10 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
         Shape { kv_heads: 2, head_dim: 64, scheme: KvScheme::Int8, partials: 2, ..shared },
         Shape { head_dim: 128, temperature, ..plain },
         Shape { heads: 3, kv_heads: 3, head_dim: 72, bias: true, page_size: 64, ..plain },
+        Shape { heads: 12, kv_heads: 12, head_dim: 64, page_size: 64, ..grid },
+        Shape { heads: 3, kv_heads: 3, head_dim: 72, ..grid },
+        Shape { heads: 16, kv_heads: 16, head_dim: 72, scheme: KvScheme::F32, ..grid },
+        Shape { head_dim: 8, norm: false, value_norm: false, bias: true, partials: 2, ..grid },
     ];
     let tiers = [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier));
     let after_inactive = [shapes[0], shapes[8]].map(|shape| (shape, 3));
@@ -111,6 +141,19 @@ pub(crate) fn frequencies(head_dim: u32) -> Vec<f64> {
         frequencies.fill(0.0);
     }
     frequencies
+}
+
+/// The angles of a row in f64, in the order of [`reference::Row::angles`].
+fn angles(shape: &Shape, row: usize) -> Vec<f64> {
+    if shape.rotation == Rotation::Grid {
+        let half = f64::from(shape.head_dim / 2);
+        let frequencies = (0..shape.head_dim / 4).map(|i| GRID_THETA.powf(-2.0 * f64::from(i) / half));
+        let angles = GRID[row].map(|at| frequencies.clone().map(move |frequency| f64::from(at) * frequency));
+        angles.into_iter().flatten().collect()
+    } else {
+        let position = f64::from(POSITIONS[row]);
+        frequencies(shape.head_dim).iter().map(|frequency| position * frequency).collect()
+    }
 }
 
 /// Factor of cosines and sines: models with a query temperature use YaRN too.
@@ -157,6 +200,8 @@ pub(super) fn run_as(
     let (q_weight, k_weight) = (floats(shape.head_dim, 2.0), floats(shape.head_dim, 2.0));
     let frequencies = frequencies(shape.head_dim);
     let tables = Tables::scaled(&frequencies, MAX_POSITIONS as usize, rotation_scale(shape.temperature));
+    let per_row: Vec<[f32; 2]> =
+        GRID.iter().flat_map(|[x, y]| grid_angles(shape.head_dim as usize, GRID_THETA, *x, *y)).collect();
 
     // Rows are in two slots; page 0 is unused.
     let kv_shape = KvShape {
@@ -197,8 +242,14 @@ pub(super) fn run_as(
         },
         epsilon: EPSILON,
         scale: SCALE,
-        coarse: arena.buffer_from("coarse table", &tables.coarse)?.view(),
-        fine: arena.buffer_from("fine table", &tables.fine)?.view(),
+        angles: if computed.rotation == Rotation::Grid {
+            Angles::PerRow(arena.buffer_from("angles", &per_row)?.view())
+        } else {
+            Angles::Tables {
+                coarse: arena.buffer_from("coarse table", &tables.coarse)?.view(),
+                fine: arena.buffer_from("fine table", &tables.fine)?.view(),
+            }
+        },
         q: q.buffer.view(),
         kv: &kv,
         table: &KvTable { view: arena.buffer_from("table", &table)?.view(), stride: table_stride },
@@ -225,7 +276,7 @@ pub(super) fn run_as(
                 epsilon: EPSILON,
                 scale: SCALE,
                 position,
-                inverse_frequencies: &frequencies,
+                angles: angles(&shape, row),
                 rotation_scale: rotation_scale(shape.temperature),
             },
         );

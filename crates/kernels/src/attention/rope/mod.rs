@@ -11,8 +11,8 @@ mod tests;
 
 use gpu::{Address, Device, Error, Pipeline, Recorder, Result, View};
 
-pub use shape::{KeysAndValues, QueryTemperature, Shape};
-pub use tables::{Tables, inverse_frequencies};
+pub use shape::{KeysAndValues, QueryTemperature, Rotation, Shape};
+pub use tables::{Tables, grid_angles, inverse_frequencies};
 
 use crate::{
     Kernel,
@@ -37,6 +37,19 @@ pub struct Rope {
     pipeline: Pipeline,
 }
 
+/// The cosines and sines of a call: pairs of f32.
+pub enum Angles {
+    /// Those of every position, for [`Rotation::Halves`] and [`Rotation::Interleaved`].
+    Tables {
+        /// [`Tables::coarse`].
+        coarse: View,
+        /// [`Tables::fine`].
+        fine: View,
+    },
+    /// Those of every row, `[row][head_dim / 2]`, for [`Rotation::Grid`]: see [`grid_angles`].
+    PerRow(View),
+}
+
 /// The buffers of one call.
 pub struct Operands<'a> {
     /// Rows of query heads, key heads, value heads, f32, as far as the shape has them; split-K partial sums of
@@ -54,17 +67,15 @@ pub struct Operands<'a> {
     pub epsilon: f32,
     /// Scale of the queries.
     pub scale: f32,
-    /// [`Tables::coarse`].
-    pub coarse: View,
-    /// [`Tables::fine`].
-    pub fine: View,
+    /// Cosines and sines, as the shape's rotation needs them.
+    pub angles: Angles,
     /// Rows of heads · head_dim values, f32, written.
     pub q: View,
     /// Destination of keys and values; where they are shared, the cache of the layer that writes them.
     pub kv: &'a KvLayer,
     /// The page table.
     pub table: &'a KvTable,
-    /// u32 per row. The tables must cover each.
+    /// u32 per row: the position in the KV cache. The tables of cosines and sines must cover each.
     pub positions: View,
     /// u32 per row.
     pub slots: View,
@@ -96,13 +107,17 @@ impl Rope {
     ) -> Result<()> {
         self.check(name, rows, operands)?;
         let optional = |view: Option<&View>| view.cloned().map_or(Address::NONE, Address::from);
+        let (coarse, fine) = match &operands.angles {
+            Angles::Tables { coarse, fine } => (coarse.clone().into(), fine.clone().into()),
+            Angles::PerRow(angles) => (Address::NONE, angles.clone().into()),
+        };
         let push = Push {
             qkv: operands.qkv.clone().into(),
             bias: optional(operands.bias.as_ref()),
             q_weight: optional(operands.q_weight.as_ref()),
             k_weight: optional(operands.k_weight.as_ref()),
-            coarse: operands.coarse.clone().into(),
-            fine: operands.fine.clone().into(),
+            coarse,
+            fine,
             q: operands.q.clone().into(),
             k: (&operands.kv.k).into(),
             v: (&operands.kv.v).into(),
@@ -126,8 +141,7 @@ impl Rope {
             bias: operands.bias.as_ref(),
             q_weight: operands.q_weight.as_ref(),
             k_weight: operands.k_weight.as_ref(),
-            coarse: &operands.coarse,
-            fine: &operands.fine,
+            angles: &operands.angles,
             kv: operands.kv,
             table: operands.table,
             positions: &operands.positions,
@@ -152,8 +166,7 @@ pub(crate) struct Inputs<'a> {
     pub bias: Option<&'a View>,
     pub q_weight: Option<&'a View>,
     pub k_weight: Option<&'a View>,
-    pub coarse: &'a View,
-    pub fine: &'a View,
+    pub angles: &'a Angles,
     pub kv: &'a KvLayer,
     pub table: &'a KvTable,
     pub positions: &'a View,
@@ -200,9 +213,21 @@ impl Inputs<'_> {
             ("slots", self.slots, words(u64::from(rows))),
             ("active", self.active.0, words(self.active.1)),
             ("the page table", &self.table.view, words(u64::from(self.table.stride))),
-            ("the coarse table", self.coarse, head),
-            ("the fine table", self.fine, 256 * head),
         ];
+        match (self.angles, shape.rotation) {
+            (Angles::Tables { coarse, fine }, Rotation::Halves | Rotation::Interleaved) => {
+                lengths.extend([("the coarse table", coarse, head), ("the fine table", fine, 256 * head)]);
+            }
+            (Angles::PerRow(angles), Rotation::Grid) => {
+                lengths.push(("angles", angles, u64::from(rows) * head));
+            }
+            (Angles::PerRow(_), rotation) => {
+                return wrong(format!("angles per row, but {rotation:?} takes tables of all positions"));
+            }
+            (Angles::Tables { .. }, rotation) => {
+                return wrong(format!("tables of all positions, but {rotation:?} takes angles per row"));
+            }
+        }
         lengths.extend(self.bias.map(|bias| ("the bias", bias, words(row))));
         lengths.extend(
             [self.q_weight, self.k_weight].into_iter().flatten().map(|view| ("a weight", view, head)),
@@ -229,7 +254,7 @@ fn variant(shape: &Shape, plan: Plan) -> Variant {
         temperature_beta: shape.temperature.map_or(0.0, |temperature| temperature.beta),
         temperature_original: shape.temperature.map_or(0, |temperature| temperature.original),
         qkv_bias: shape.bias,
-        interleaved: shape.interleaved,
+        rotation: shape.rotation as u32,
         partials: shape.partials,
     };
     let label = format!("{shape}, {} threads", plan.threads);

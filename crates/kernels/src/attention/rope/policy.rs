@@ -3,7 +3,7 @@
 use gpu::{Caps, Subgroup, Tier};
 use tensor::KvScheme;
 
-use super::{KeysAndValues, QueryTemperature, Shape, variant};
+use super::{KeysAndValues, QueryTemperature, Rotation, Shape, variant};
 use crate::variant::Variant;
 
 /// A variant of the kernel.
@@ -59,7 +59,7 @@ const GEMMA: Shape = Shape {
     norm: true,
     value_norm: false,
     bias: false,
-    interleaved: false,
+    rotation: Rotation::Halves,
     temperature: None,
     partials: 1,
 };
@@ -69,6 +69,9 @@ const GEMMA: Shape = Shape {
 const MODEL_SHAPES: [(u32, u32, u32); 7] =
     [(4, 1, 256), (8, 4, 256), (16, 8, 256), (32, 16, 128), (8, 1, 512), (16, 2, 512), (32, 4, 512)];
 
+/// Heads and head_dim of the image encoders of Gemma 4, smallest first.
+const ENCODER_SHAPES: [(u32, u32); 2] = [(12, 64), (16, 72)];
+
 /// Pipelines that the policy may request: those of the Gemma 3 and 4 families, and the features that other families
 /// need.
 pub fn variants(caps: &Caps) -> Vec<Variant> {
@@ -77,7 +80,8 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
         let gemma =
             MODEL_SHAPES.map(|(heads, kv_heads, head_dim)| Shape { heads, kv_heads, head_dim, ..GEMMA });
         let qwen2 = Shape { heads: 12, kv_heads: 2, head_dim: 128, norm: false, bias: true, ..GEMMA };
-        let llama = Shape { heads: 9, kv_heads: 3, head_dim: 64, norm: false, interleaved: true, ..GEMMA };
+        let rotation = Rotation::Interleaved;
+        let llama = Shape { heads: 9, kv_heads: 3, head_dim: 64, norm: false, rotation, ..GEMMA };
         let gemma4 = [
             Shape { keys_and_values: KeysAndValues::ValuesFromKeys, value_norm: true, ..gemma[5] },
             Shape { keys_and_values: KeysAndValues::ValuesFromKeys, value_norm: true, ..gemma[6] },
@@ -89,9 +93,13 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
         let exact = Shape { scheme: KvScheme::F32, ..GEMMA };
         let int8 = |shape: Shape| Shape { scheme: KvScheme::Int8, ..shape };
         let small = [gemma[0], gemma[3], gemma4[0], qwen2, llama].map(int8);
-        for shape in
-            gemma.into_iter().take(4).chain(gemma4).chain([qwen2, llama, ministral, exact]).chain(small)
-        {
+        let encoders = ENCODER_SHAPES.into_iter().flat_map(|(heads, head_dim)| {
+            let rotation = Rotation::Grid;
+            let encoder = Shape { heads, kv_heads: heads, head_dim, value_norm: true, rotation, ..GEMMA };
+            [KvScheme::F16, KvScheme::F32].map(|scheme| Shape { scheme, ..encoder })
+        });
+        let text = gemma.into_iter().take(4).chain(gemma4).chain([qwen2, llama, ministral, exact]);
+        for shape in text.chain(small).chain(encoders) {
             list.push(variant(&shape, at_tier(caps, &shape, tier)));
         }
     }

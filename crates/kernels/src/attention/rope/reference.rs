@@ -1,6 +1,6 @@
 //! CPU reference in f64, head by head, with computed angles instead of tables.
 
-use super::shape::{KeysAndValues, Shape};
+use super::shape::{KeysAndValues, Rotation, Shape};
 
 /// Inputs of one row.
 pub struct Row<'a> {
@@ -16,8 +16,8 @@ pub struct Row<'a> {
     pub scale: f32,
     /// Position of the token.
     pub position: u32,
-    /// An angle is position · inverse frequency.
-    pub inverse_frequencies: &'a [f64],
+    /// The angle of each pair of values: position · inverse frequency; for a grid those of x, then those of y.
+    pub angles: Vec<f64>,
     /// Factor of cosines and sines, as in [`Tables::scaled`](super::Tables::scaled).
     pub rotation_scale: f64,
 }
@@ -42,7 +42,7 @@ pub fn rope(shape: &Shape, row: &Row<'_>) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
         if let Some((q, k)) = row.weights {
             norm(values, Some(if head < heads { q } else { k }), row.epsilon);
         }
-        rotate(values, shape.interleaved, row);
+        rotate(values, shape.rotation, row);
     }
     let k = values.split_off(heads * d);
     let temperature = shape.temperature.map_or(1.0, |temperature| {
@@ -62,11 +62,16 @@ fn norm(values: &mut [f64], weight: Option<&[f32]>, epsilon: f32) {
     }
 }
 
-fn rotate(values: &mut [f64], interleaved: bool, row: &Row<'_>) {
-    let half = values.len() / 2;
-    for (i, frequency) in row.inverse_frequencies.iter().enumerate() {
-        let (a, b) = if interleaved { (2 * i, 2 * i + 1) } else { (i, i + half) };
-        let (sin, cos) = (f64::from(row.position) * frequency).sin_cos();
+fn rotate(values: &mut [f64], rotation: Rotation, row: &Row<'_>) {
+    let (half, quarter) = (values.len() / 2, values.len() / 4);
+    for (i, angle) in row.angles.iter().enumerate() {
+        let (a, b) = match rotation {
+            Rotation::Halves => (i, i + half),
+            Rotation::Interleaved => (2 * i, 2 * i + 1),
+            Rotation::Grid if i < quarter => (i, i + quarter),
+            Rotation::Grid => (i + quarter, i + half),
+        };
+        let (sin, cos) = angle.sin_cos();
         let (sin, cos) = (sin * row.rotation_scale, cos * row.rotation_scale);
         (values[a], values[b]) = (values[a] * cos - values[b] * sin, values[b] * cos + values[a] * sin);
     }

@@ -21,8 +21,8 @@ layout(constant_id = 5) const uint PAGE_SIZE = 64;
 layout(constant_id = 6) const uint KV_BITS = 16;
 layout(constant_id = 7) const bool QK_NORM = false;
 layout(constant_id = 8) const bool QKV_BIAS = false;
-// RoPE pairs values 2i and 2i + 1; otherwise i and i + HEAD_DIM / 2.
-layout(constant_id = 9) const bool INTERLEAVED = false;
+// As Rotation (rope/shape.rs).
+layout(constant_id = 9) const uint ROTATION = 0;
 // Split-K partial sums of the QKV product.
 layout(constant_id = 10) const uint PARTIALS = 1;
 // As KeysAndValues (rope/shape.rs).
@@ -44,7 +44,8 @@ layout(push_constant, scalar) uniform Push {
     Floats2 bias;
     Floats2 q_weight;
     Floats2 k_weight;
-    // Cosine and sine of 256 · a positions, and of b positions: [a][HEAD_DIM / 2].
+    // Cosine and sine of 256 · a positions, and of b positions: [a][HEAD_DIM / 2]. For a grid `fine` has those of
+    // each row, [row][HEAD_DIM / 2], and `coarse` is unused.
     Floats2 coarse;
     Floats2 fine;
     Output q;
@@ -72,6 +73,8 @@ const uint ITEMS = INT8 ? (HEAD_DIM / 8 + LANES - 1) / LANES * 2 : (HEAD_DIM / 4
 // Pairs of items per thread, and the items with the last pair complete.
 const uint ITEM_PAIRS = (ITEMS + 1) / 2;
 const uint PADDED_ITEMS = 2 * ITEM_PAIRS;
+const bool INTERLEAVED = ROTATION == 1;
+const bool GRID = ROTATION == 2;
 const bool VALUES_FROM_KEYS = KEYS_AND_VALUES == 1;
 const bool SHARED = KEYS_AND_VALUES == 2;
 // Heads to compute, and heads per row of the QKV product.
@@ -89,11 +92,21 @@ uint item_of(uint i, uint lane) {
 
 // Indices of the two pairs of values of an item.
 uvec2 pairs_of_item(uint item) {
+    if (GRID) {
+        // The items of x, then those of y; partners are a quarter of the head apart. Neighbours share a quarter,
+        // since HEAD_DIM is a multiple of 8.
+        uint quarter = HEAD_DIM / 8;
+        uint first = item < quarter ? item : item + quarter;
+        return uvec2(first, first + quarter);
+    }
     return INTERLEAVED ? uvec2(2 * item, 2 * item + 1) : uvec2(item, item + HALF / 2);
 }
 
 // Cosine and sine for a frequency: the angles of the two tables add, so their complex numbers multiply.
-vec2 rotation(uint position, uint i) {
+vec2 rotation(uint row, uint position, uint i) {
+    if (GRID) {
+        return push.fine.data[row * HALF + i];
+    }
     vec2 a = push.coarse.data[position / 256 * HALF + i];
     vec2 b = push.fine.data[position % 256 * HALF + i];
     return vec2(a.x * b.x - a.y * b.y, a.x * b.y + a.y * b.x);
@@ -241,8 +254,8 @@ void main() {
                                            : vec4(push.k_weight.data[at.x], push.k_weight.data[at.y]);
                     x *= norm * weight;
                 }
-                vec2 first = rotation(position, 2 * item);
-                vec2 second = rotation(position, 2 * item + 1);
+                vec2 first = rotation(row, position, 2 * item);
+                vec2 second = rotation(row, position, 2 * item + 1);
                 if (INTERLEAVED) {
                     x = vec4(rotated(x.x, x.y, first), rotated(x.z, x.w, second));
                 } else {

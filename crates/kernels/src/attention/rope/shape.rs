@@ -31,6 +31,20 @@ impl KeysAndValues {
     }
 }
 
+/// Which values of a head RoPE rotates together, and by which angles.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Rotation {
+    /// Values i and i + head_dim / 2, by the position.
+    #[default]
+    Halves,
+    /// Values 2i and 2i + 1, by the position (Llama in GGUF files).
+    Interleaved,
+    /// By a position in two dimensions (image encoder of Gemma 4): the first half of a head by x, the second by y.
+    /// Within a half, values i and i + head_dim / 4. The angles are given per row: see
+    /// [`Angles::PerRow`](super::Angles::PerRow).
+    Grid,
+}
+
 /// A scale of the queries that grows with the position (Ministral 3): 1 + beta · ln(1 + ⌊position / original⌋).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct QueryTemperature {
@@ -61,8 +75,8 @@ pub struct Shape {
     pub value_norm: bool,
     /// Adds a bias first (Qwen2).
     pub bias: bool,
-    /// RoPE pairs values 2i and 2i + 1 (Llama in GGUF files); otherwise i and i + head_dim / 2.
-    pub interleaved: bool,
+    /// The pairs of values that RoPE rotates; [`Rotation::Grid`] where keys and values are f16 or f32.
+    pub rotation: Rotation,
     /// Scales the queries by their position, after RoPE.
     pub temperature: Option<QueryTemperature>,
     /// Split-K partial sums of the QKV product, at least 1.
@@ -89,6 +103,11 @@ impl Shape {
         if self.value_norm && !self.norm {
             return Err(format!("{self:?}: values are normed only where queries and keys are"));
         }
+        if self.rotation == Rotation::Grid && self.scheme == KvScheme::Int8 {
+            return Err(format!(
+                "{self:?}: rotation by a position in two dimensions writes f16 or f32, not int8"
+            ));
+        }
         if self.temperature.is_some_and(|temperature| temperature.original == 0) {
             return Err(format!("{self:?}: the original context length must not be 0"));
         }
@@ -105,7 +124,8 @@ impl std::fmt::Display for Shape {
             (self.norm, "norm"),
             (self.value_norm, "value norm"),
             (self.bias, "bias"),
-            (self.interleaved, "interleaved"),
+            (self.rotation == Rotation::Interleaved, "interleaved"),
+            (self.rotation == Rotation::Grid, "grid"),
             (self.temperature.is_some(), "temperature"),
         ];
         features.into_iter().filter(|(has, _)| *has).try_for_each(|(_, name)| write!(f, ", {name}"))?;

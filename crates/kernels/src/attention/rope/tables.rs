@@ -38,6 +38,16 @@ impl Tables {
     }
 }
 
+/// Cosines and sines of a row at (`x`, `y`) for [`Rotation::Grid`](super::Rotation::Grid): head_dim / 4 of x, then as
+/// many of y. Angle i of either is the coordinate · theta^(−2i / (head_dim / 2)).
+pub fn grid_angles(head_dim: usize, theta: f64, x: u32, y: u32) -> impl Iterator<Item = [f32; 2]> {
+    let frequencies = inverse_frequencies(head_dim / 2, theta, 1.0);
+    [x, y].into_iter().flat_map(move |coordinate| {
+        let angles = frequencies.clone().into_iter().map(move |frequency| f64::from(coordinate) * frequency);
+        angles.map(|angle| [angle.cos() as f32, angle.sin() as f32])
+    })
+}
+
 /// theta^(−2i / head_dim) / `factor` for i < head_dim / 2; `factor` is that of linear RoPE scaling, 1 for
 /// none.
 pub fn inverse_frequencies(head_dim: usize, theta: f64, factor: f64) -> Vec<f64> {

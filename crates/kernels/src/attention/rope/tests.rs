@@ -2,8 +2,8 @@ use gpu::{Subgroup, Tier, known};
 use tensor::KvScheme;
 
 use super::{
-    KeysAndValues, Operands, QueryTemperature, Rope, Shape, Tables, cases, inverse_frequencies, policy,
-    policy::Plan,
+    Angles, KeysAndValues, Operands, QueryTemperature, Rope, Rotation, Shape, Tables, cases, grid_angles,
+    inverse_frequencies, policy, policy::Plan,
 };
 use crate::attention::kv::{KvLayer, KvShape, KvTable};
 
@@ -17,7 +17,7 @@ const GEMMA: Shape = Shape {
     norm: true,
     value_norm: false,
     bias: false,
-    interleaved: false,
+    rotation: Rotation::Halves,
     temperature: None,
     partials: 1,
 };
@@ -40,6 +40,9 @@ fn plans_of_larger_gpus_match_the_reference() {
             let comparison = cases::run(&device, Shape { page_size: 16, scheme, ..GEMMA }, plan, 0).unwrap();
             assert!(comparison.passed(), "{plan:?}, {scheme}: {:?}", comparison.first_mismatch);
         }
+        let grid = Shape { rotation: Rotation::Grid, head_dim: 72, page_size: 16, value_norm: true, ..GEMMA };
+        let comparison = cases::run(&device, grid, plan, 2).unwrap();
+        assert!(comparison.passed(), "{plan:?}, grid: {:?}", comparison.first_mismatch);
     }
 }
 
@@ -58,6 +61,8 @@ fn other_shapes_do_not_match_the_reference() {
         from_keys,
         Shape { value_norm: true, ..from_keys },
         shared,
+        Shape { rotation: Rotation::Interleaved, ..plain },
+        Shape { rotation: Rotation::Grid, ..plain },
         Shape { temperature: temperature(0.5, 4999), ..plain },
         Shape { temperature: temperature(0.5, 5000), ..plain },
         Shape { temperature: temperature(0.4, 4999), ..plain },
@@ -79,6 +84,7 @@ fn invalid_operands_are_rejected() {
     let narrow = KvLayer::allocate(&mut arena, "kv", KvShape { head_dim: 128, ..kv_shape }).unwrap();
     let memory = arena.buffer("all", 256 * 256 * 4).unwrap();
     let table = KvTable { view: memory.view(), stride: 1 };
+    let tables = || Angles::Tables { coarse: memory.view(), fine: memory.view() };
     let operands = || Operands {
         qkv: memory.view(),
         qkv_stride: GEMMA.row(),
@@ -87,8 +93,7 @@ fn invalid_operands_are_rejected() {
         k_weight: Some(memory.view()),
         epsilon: 1e-6,
         scale: 1.0,
-        coarse: memory.view(),
-        fine: memory.view(),
+        angles: tables(),
         q: memory.slice(0..2 * 1024 * 4).unwrap(),
         kv: &kv,
         table: &table,
@@ -106,13 +111,27 @@ fn invalid_operands_are_rejected() {
     record(2, &Operands { k_weight: None, ..operands() }).unwrap_err();
     record(2, &Operands { bias: Some(memory.view()), ..operands() }).unwrap_err();
     record(2, &Operands { qkv_stride: GEMMA.row() - 2, ..operands() }).unwrap_err();
-    record(2, &Operands { fine: memory.slice(0..1024).unwrap(), ..operands() }).unwrap_err();
+    let short = Angles::Tables { coarse: memory.view(), fine: memory.slice(0..1024).unwrap() };
+    record(2, &Operands { angles: short, ..operands() }).unwrap_err();
+    let per_row = || Angles::PerRow(memory.slice(0..2 * 128 * 8).unwrap());
+    record(2, &Operands { angles: per_row(), ..operands() }).unwrap_err();
     record(2, &Operands { active: memory.slice(0..4).unwrap(), ..operands() }).unwrap_err();
     let shared = Shape { keys_and_values: KeysAndValues::Shared, ..GEMMA };
     let kernel = Rope::new(&device, shared).unwrap();
     let mut record = |operands: &Operands<'_>| kernel.record(&mut recorder, "rope", 2, operands);
     record(&operands()).unwrap_err();
     record(&Operands { k_weight: None, qkv_stride: shared.row(), ..operands() }).unwrap();
+    let grid = Shape { rotation: Rotation::Grid, ..GEMMA };
+    let kernel = Rope::new(&device, grid).unwrap();
+    let mut record = |operands: &Operands<'_>| kernel.record(&mut recorder, "rope", 2, operands);
+    record(&Operands { angles: per_row(), ..operands() }).unwrap();
+    let error = record(&operands()).unwrap_err().to_string();
+    assert!(error.contains("takes angles per row"), "{error}");
+    let short = Angles::PerRow(memory.slice(0..2 * 128 * 8 - 4).unwrap());
+    let error = record(&Operands { angles: short, ..operands() }).unwrap_err().to_string();
+    assert!(error.contains("angles has 2044 bytes, but needs 2048"), "{error}");
+    let int8 = Rope::new(&device, Shape { scheme: KvScheme::Int8, ..grid }).err().expect("rejected");
+    assert!(int8.to_string().contains("not int8"));
     assert!(Rope::new(&device, Shape { norm: false, value_norm: true, ..GEMMA }).is_err());
     let temperature = Some(QueryTemperature { beta: 0.1, original: 0 });
     assert!(Rope::new(&device, Shape { temperature, ..GEMMA }).is_err());
@@ -161,4 +180,12 @@ fn tables_match_scaled_frequencies_at_every_position() {
     assert_eq!(scaled.fine, tables.fine, "the product of both tables has the factor once");
     let (cos, sin) = (1.5 * 512_f64.cos(), 1.5 * 512_f64.sin());
     assert_eq!(&scaled.coarse[8 * 2..8 * 2 + 2], &[cos as f32, sin as f32]);
+}
+
+#[test]
+fn angles_in_a_grid_are_those_of_x_then_those_of_y() {
+    let pair = |angle: f64| [angle.cos() as f32, angle.sin() as f32];
+    let angles: Vec<[f32; 2]> = grid_angles(8, 100.0, 3, 50).collect();
+    assert_eq!(angles, [3.0, 0.3, 50.0, 5.0].map(pair));
+    assert_eq!(grid_angles(72, 100.0, 0, 0).collect::<Vec<_>>(), [[1.0, 0.0]; 36]);
 }

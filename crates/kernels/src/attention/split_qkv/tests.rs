@@ -9,7 +9,7 @@ use super::{
 use crate::{
     attention::{
         kv::{KvLayer, KvShape, KvTable},
-        rope::{self, KeysAndValues, Rope, Tables},
+        rope::{self, Angles, KeysAndValues, Rope, Rotation, Tables},
     },
     case::{Comparison, arena},
 };
@@ -43,8 +43,10 @@ fn results_are_those_of_rope_with_zero_frequencies() {
                     k_weight: None,
                     epsilon: 0.0,
                     scale: operands.scale,
-                    coarse: arena.buffer_from("coarse table", &tables.coarse)?.view(),
-                    fine: arena.buffer_from("fine table", &tables.fine)?.view(),
+                    angles: Angles::Tables {
+                        coarse: arena.buffer_from("coarse table", &tables.coarse)?.view(),
+                        fine: arena.buffer_from("fine table", &tables.fine)?.view(),
+                    },
                     q: operands.q.clone(),
                     kv: operands.kv,
                     table: operands.table,
@@ -62,7 +64,7 @@ fn results_are_those_of_rope_with_zero_frequencies() {
                     norm: false,
                     value_norm: false,
                     bias: true,
-                    interleaved: false,
+                    rotation: Rotation::Halves,
                     temperature: None,
                     partials: 1,
                 };

@@ -1,0 +1,137 @@
+//! SigLIP, the encoder of Gemma 3.
+
+use checkpoint::{Role, Slot, Transformer};
+use gpu::Recorder;
+use kernels::{
+    Target, Vectors,
+    attention::split_qkv::{self, SplitQkv},
+    bias_gelu::BiasGelu,
+    matmul::quantize_rows::QuantizeRows,
+};
+use weights::vision::VisionMatrix;
+
+use super::{Addend, LayerNormSlots, Recording};
+use crate::{Result, image_encoder::scratch::Scratch};
+
+impl Recording<'_> {
+    /// Records a layer: the first from the patches on, the last up to the soft tokens.
+    pub(super) fn siglip_layer(
+        &self,
+        transformer: &Transformer,
+        layer: u32,
+        mut recorder: Recorder,
+    ) -> Result<Recorder> {
+        let slot = |role| Slot::vision(Some(layer), role);
+        let outside = |role| Slot::vision(None, role);
+        let scratch = self.scratch;
+        let to = &mut recorder;
+        if layer == 0 {
+            self.copy_positions(to)?;
+            self.embed_patches(to)?;
+            let norm =
+                LayerNormSlots { weight: slot(Role::AttentionNorm), bias: slot(Role::AttentionNormBias) };
+            let bias = outside(Role::PatchEmbedBias);
+            self.add_and_norm(to, transformer, bias, &norm, &scratch.normed)?;
+        }
+        self.siglip_attention(to, transformer, layer)?;
+        let norm =
+            LayerNormSlots { weight: slot(Role::FeedForwardNorm), bias: slot(Role::FeedForwardNormBias) };
+        self.add_and_norm(to, transformer, slot(Role::OutputBias), &norm, &scratch.normed)?;
+        self.siglip_feed_forward(to, layer)?;
+        let bias = slot(Role::DownBias);
+        match &scratch.encoded {
+            Some(encoded) if layer + 1 == transformer.layers => {
+                let norm =
+                    LayerNormSlots { weight: outside(Role::FinalNorm), bias: outside(Role::FinalNormBias) };
+                self.add_and_norm(to, transformer, bias, &norm, encoded)?;
+                let weight = self.vector(outside(Role::SoftTokenNorm))?;
+                self.pool(to, 1.0, None, Some(weight))?;
+                self.project(to)?;
+            }
+            _ => {
+                let next = |role| Slot::vision(Some(layer + 1), role);
+                let norm =
+                    LayerNormSlots { weight: next(Role::AttentionNorm), bias: next(Role::AttentionNormBias) };
+                self.add_and_norm(to, transformer, bias, &norm, &scratch.normed)?;
+            }
+        }
+        Ok(recorder)
+    }
+
+    /// residual = position embeddings.
+    fn copy_positions(&self, recorder: &mut Recorder) -> Result<()> {
+        let Scratch { residual, images, .. } = self.scratch;
+        let positions = self.vector(Slot::vision(None, Role::PositionEmbed))?;
+        let bytes = positions.len();
+        for image in 0..*images as u64 {
+            let to = residual.slice(image * bytes..(image + 1) * bytes)?;
+            recorder.copy("positions", positions.clone(), to)?;
+        }
+        Ok(())
+    }
+
+    /// residual += block + bias; y = LayerNorm(residual).
+    fn add_and_norm(
+        &self,
+        recorder: &mut Recorder,
+        transformer: &Transformer,
+        bias: Slot,
+        norm: &LayerNormSlots,
+        y: &Vectors,
+    ) -> Result<()> {
+        let scratch = self.scratch;
+        let bias = self.vector(bias)?;
+        let add = Addend { x: scratch.block.view(), x_stride: y.k, bias };
+        self.layer_norm(recorder, Some(add), scratch.residual.view(), norm, transformer.norm_eps, y)
+    }
+
+    /// block = W · softmax(queries · keys) · values, where all patches of an image see each other.
+    fn siglip_attention(&self, recorder: &mut Recorder, transformer: &Transformer, layer: u32) -> Result<()> {
+        let (scratch, attention) = (self.scratch, self.attention());
+        let width = attention.attended.k;
+        let target = Target::contiguous(&scratch.wide, 3 * width);
+        self.products(recorder, "QKV", VisionMatrix::Qkv(layer), &scratch.normed, target)?;
+        // Adds biases, scales the queries, and writes keys and values to their pages.
+        let shape = &attention.kv.shape;
+        let split = split_qkv::Shape {
+            heads: transformer.heads,
+            kv_heads: transformer.heads,
+            head_dim: transformer.head_dim,
+            page_size: shape.page_size,
+            scheme: shape.scheme,
+        };
+        let operands = split_qkv::Operands {
+            qkv: scratch.wide.view(),
+            qkv_stride: split.row(),
+            bias: self.weights.qkv_biases[layer as usize].view(),
+            scale: (transformer.head_dim as f32).sqrt().recip(),
+            q: attention.q.view(),
+            kv: &attention.kv,
+            table: &attention.table,
+            positions: attention.positions.view(),
+            slots: attention.slots.view(),
+            active: scratch.active_range(),
+        };
+        let kernel = SplitQkv::new(self.device, split)?;
+        kernel.record(recorder, "keys and values", scratch.rows as u32, &operands)?;
+        self.attend(recorder, transformer)?;
+        if let Some(floats) = &attention.attended_floats {
+            let kernel = QuantizeRows::new(self.device, attention.attended.kind(), width)?;
+            kernel.record(recorder, "attention", floats, &attention.attended, &scratch.active_range())?;
+        }
+        let target = Target::contiguous(&scratch.block, self.config.hidden as usize);
+        self.products(recorder, "output", VisionMatrix::AttentionOutput(layer), &attention.attended, target)
+    }
+
+    /// block = down · gelu(up · normed + bias).
+    fn siglip_feed_forward(&self, recorder: &mut Recorder, layer: u32) -> Result<()> {
+        let (scratch, activated) = (self.scratch, &self.attention().activated);
+        let target = Target::contiguous(&scratch.wide, activated.k);
+        self.products(recorder, "up", VisionMatrix::Up(layer), &scratch.normed, target)?;
+        let kernel = BiasGelu::new(self.device, activated.kind(), activated.k)?;
+        let bias = self.vector(Slot::vision(Some(layer), Role::UpBias))?;
+        kernel.record(recorder, "GELU", &scratch.wide.view(), &bias, activated, &scratch.active())?;
+        let target = Target::contiguous(&scratch.block, self.config.hidden as usize);
+        self.products(recorder, "down", VisionMatrix::Down(layer), activated, target)
+    }
+}
