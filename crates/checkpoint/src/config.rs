@@ -176,10 +176,10 @@ pub struct Config {
     pub(crate) sliding_window: Option<u32>,
     /// Attention type of each layer; public as [`Config::layer`].
     pub(crate) layer_types: Vec<LayerType>,
-    /// Whether the tokens of an image see only what is before them, in a family that lets them see the whole image
-    /// (Gemma 4 E2B, E4B).
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub(crate) causal_images: bool,
+    /// Whether the tokens of an image see only what is before them, in a family that lets them see the whole image. Where
+    /// a file does not say it, those of the models with per-layer embeddings do (Gemma 4 E2B, E4B).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) causal_images: Option<bool>,
     /// RoPE base of full-attention layers.
     pub rope_theta_global: f32,
     /// RoPE base of sliding-window layers, which are never scaled.

@@ -211,7 +211,7 @@ impl Config {
                 },
                 value_norm: family.value_norm,
                 shares_kv_with,
-                whole_images: !self.causal_images
+                whole_images: !self.causal_images.unwrap_or(self.per_layer_width.is_some())
                     && match family.whole_images {
                         WholeImages::Never => false,
                         WholeImages::InSlidingLayers => span.is_sliding(),

@@ -61,4 +61,4 @@ pub use incomplete::{Incomplete, Problem};
 pub use layer::{Attention, AttentionSpan, Dense, Experts, FeedForward, LayerSpec, Mixer, Values};
 pub use slot::{Role, Slot, Tower};
 pub use source::{Format, Source, Span, Tensor};
-pub use vision::{ClipRanges, EncoderKind, PatchOrder, Transformer, Vision, VisionConfig};
+pub use vision::{ClipRanges, EncoderKind, MIN_SOFT_TOKENS, PatchOrder, Transformer, Vision, VisionConfig};

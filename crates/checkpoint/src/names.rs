@@ -215,7 +215,7 @@ fn layer_rows(architecture: Architecture) -> impl Iterator<Item = &'static NameR
     architecture.family().layer_names.iter().chain(&LAYER)
 }
 
-/// The roles of an image encoder matter where it is run: for Gemma 3. Those of Gemma 4's encoders are in
+/// The roles of SigLIP matter where it is run: for Gemma 3. Those of Gemma 4's encoders are in
 /// [`VisionNaming`].
 fn siglip(architecture: Architecture, name: &str) -> Option<Slot> {
     let slot = VisionNaming::parse_siglip(name)?;

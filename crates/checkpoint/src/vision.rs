@@ -45,7 +45,7 @@ use crate::{
 };
 use complete::Tensors;
 
-pub use config::{EncoderKind, PatchOrder, Transformer, VisionConfig};
+pub use config::{EncoderKind, MIN_SOFT_TOKENS, PatchOrder, Transformer, VisionConfig};
 pub(crate) use names::VisionNaming;
 pub use values::ClipRanges;
 

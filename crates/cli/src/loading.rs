@@ -40,7 +40,7 @@ pub struct LoadArguments {
     /// Leave out the image encoder, if the model has one: saves its memory
     #[arg(long)]
     pub no_images: bool,
-    /// Maximum tokens of an image (Gemma 4, 280 by default; trained with 70, 140, 280, 560 and 1120): more for small
+    /// Maximum tokens per image (Gemma 4, 280 by default; trained with 70, 140, 280, 560 and 1120): more for small
     /// print, fewer for speed
     #[arg(long, value_name = "TOKENS", conflicts_with = "no_images")]
     pub image_tokens: Option<u32>,
@@ -85,7 +85,7 @@ impl ModelArguments {
     /// Opens the checkpoint.
     pub fn open(&self) -> anyhow::Result<ModelFiles> {
         let files = ModelFiles::open(&self.model)?;
-        match self.load.image_tokens {
+        match self.load.image_tokens.filter(|_| !self.load.no_images) {
             Some(tokens) => files.with_image_tokens(tokens).context("--image-tokens"),
             None => Ok(files),
         }

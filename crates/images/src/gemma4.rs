@@ -22,7 +22,7 @@ const POOL: u32 = 3;
 /// computes 2·x − 1, which is done here instead.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Gemma4 {
-    /// Most soft tokens of a picture. The models were trained with [`SOFT_TOKENS`](Self::SOFT_TOKENS).
+    /// Maximum soft tokens per picture. The models were trained with [`SOFT_TOKENS`](Self::SOFT_TOKENS).
     pub max_soft_tokens: u32,
     /// Side of the square that becomes a soft token, in pixels.
     pub token_size: u32,

@@ -62,7 +62,7 @@ pub enum Error {
         reason: String,
     },
     /// The model's images cannot have crops.
-    #[error("--pan-and-scan: {reason}")]
+    #[error("crops of images are not supported: {reason}")]
     PanAndScan {
         /// Why, as a clause.
         reason: String,

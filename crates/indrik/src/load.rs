@@ -182,9 +182,15 @@ fn load(
     let load =
         |vision| load_runner(&device, LoadSource { files, vision }, options, limits, control, progress);
     let (runner, heaps) = match load(vision.as_ref()) {
-        Err(Error::Memory(error)) if vision.is_some() => {
+        // A language model is worth more than none. Errors of its own occur again.
+        Err(error) if vision.is_some() && !control.cancel.load(Ordering::Relaxed) => {
             let loaded = load(None)?;
-            tracing::warn!("images are off, since the image encoder does not fit: {error}");
+            match error {
+                Error::Memory(error) => {
+                    tracing::warn!("images are off, since the image encoder does not fit: {error}");
+                }
+                error => tracing::warn!("images are off, since the image encoder cannot be used: {error}"),
+            }
             loaded
         }
         loaded => loaded?,

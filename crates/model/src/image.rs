@@ -152,7 +152,7 @@ impl ImageProcessor {
         Self { kind: ProcessorKind::Square { processor, soft_tokens } }
     }
 
-    /// With another maximum of tokens per image, which the encoder must allow. Without effect where all images have as many.
+    /// With another maximum of tokens per image, which the encoder must allow. No effect on models with a fixed number.
     pub fn with_max_soft_tokens(mut self, tokens: u32) -> Self {
         if let ProcessorKind::AnyShape(processor) = &mut self.kind {
             processor.max_soft_tokens = tokens;
@@ -169,8 +169,7 @@ impl ImageProcessor {
                 Ok(self)
             }
             ProcessorKind::AnyShape(_) => {
-                Err("images of this model keep their shape: --image-tokens shows more detail than crops"
-                    .into())
+                Err("images of this model keep their shape; more tokens per image show more detail".into())
             }
         }
     }

@@ -15,7 +15,7 @@ mod soft_token_cache;
 
 use std::time::{Duration, Instant};
 
-use checkpoint::{EncoderKind, VisionConfig};
+use checkpoint::{EncoderKind, MIN_SOFT_TOKENS, VisionConfig};
 use gpu::{Arena, Buffer, Device, Lifetime, Memory, Program, TimestampMode, Timing};
 use kernels::{Activations, Matrix};
 use weights::vision::{VisionMatrix, VisionWeights};
@@ -31,14 +31,14 @@ pub struct ImageEncoder {
     config: VisionConfig,
     units: MatrixUnits,
     scratch: Scratch,
-    /// One per layer; the first begins with the patches, the last ends with soft tokens.
+    /// One per layer, or a single one; the first begins with the patches, the last ends with soft tokens.
     programs: Vec<Program>,
     /// Patches on their way to the GPU.
     staging: Buffer,
     soft_tokens: SoftTokenCache,
     batch: Option<EncoderBatch>,
-    /// Measured time of a layer of one image.
-    layer_time: Option<Duration>,
+    /// Measured time of a layer per patch, in seconds.
+    patch_time: Option<f64>,
     timeout: Duration,
     // Last, so that they outlive the programs.
     weights: VisionWeights,
@@ -94,7 +94,11 @@ fn activations(
     let lengths = [config.hidden, intermediate, config.patch_values()];
     let aligned = lengths.into_iter().all(|length| length.is_multiple_of(4));
     let planned = |(id, matrix): &(VisionMatrix, Matrix)| {
-        let shape = programs::coopmat_shape(weights, *id, matrix, config.max_patches() as usize);
+        let columns = match id {
+            VisionMatrix::Projection => config.max_soft_tokens(),
+            _ => config.max_patches(),
+        };
+        let shape = programs::coopmat_shape(weights, *id, matrix, columns as usize);
         units.coopmat_plan(device.caps(), &shape).is_some()
     };
     match aligned && weights.matrices.iter().all(planned) {
@@ -112,9 +116,12 @@ impl ImageEncoder {
         units: MatrixUnits,
         limits: EncoderLimits,
     ) -> Result<Self> {
-        if config.max_soft_tokens() < 2 {
+        if config.max_soft_tokens() < MIN_SOFT_TOKENS {
             // A single prefill row runs as a decode row, which has no soft tokens.
-            return Err(Error::Limits("an image encoder with one soft token per image".into()));
+            let tokens = config.max_soft_tokens();
+            return Err(Error::Limits(format!(
+                "an image encoder with at most {tokens} tokens per image: it needs at least {MIN_SOFT_TOKENS}"
+            )));
         }
         let images = limits.max_images.max(1) as usize;
         let activations = activations(device, &config, &weights, units);
@@ -139,7 +146,7 @@ impl ImageEncoder {
             staging,
             soft_tokens,
             batch: None,
-            layer_time: None,
+            patch_time: None,
             timeout: TIMEOUT,
             weights,
         })
@@ -263,9 +270,9 @@ impl ImageEncoder {
     /// Runs as many layers as `budget` allows, at least one. `needed` are the images that the caller waits for.
     fn run_layers(&mut self, needed: &[Image], budget: Duration) -> Result<()> {
         let Some(batch) = &mut self.batch else { return Ok(()) };
-        let count = batch.images.len() as u32;
+        let patches = batch.images.iter().map(|image| image.patches().len()).sum::<usize>() as f64;
         let rest = self.programs.len() - batch.layers_done;
-        let fit = match self.layer_time.map(|time| (time * count).as_secs_f64()) {
+        let fit = match self.patch_time.map(|time| time * patches) {
             Some(layer) if layer > 0.0 => (budget.as_secs_f64() / layer) as usize,
             _ => 1,
         };
@@ -278,7 +285,7 @@ impl ImageEncoder {
             self.batch = None;
             return Err(error.into());
         }
-        self.layer_time = Some(start.elapsed() / (layers.len() as u32 * count));
+        self.patch_time = Some(start.elapsed().as_secs_f64() / (layers.len() as f64 * patches));
         batch.layers_done = layers.end;
         if batch.layers_done < self.programs.len() {
             return Ok(());

@@ -37,6 +37,8 @@ pub struct Limits {
     pub max_pages: Option<u32>,
     /// Whether KV pages are kept after use and shared by later prompts that start with the same tokens.
     pub prefix_cache: bool,
+    /// Maximum tokens of an image, which are prefilled in one step; 0 for text only.
+    pub image_tokens: u32,
 }
 
 impl Limits {
@@ -52,6 +54,7 @@ impl Limits {
             kv_scheme: KvScheme::F16,
             max_pages: None,
             prefix_cache: true,
+            image_tokens: 0,
         };
         // A large step takes seconds on Mesa's CPU driver: small ones report progress and respond to Ctrl-C.
         if adapter.kind == AdapterKind::Cpu {
@@ -74,11 +77,10 @@ impl Limits {
         )
     }
 
-    /// The same limits for a model whose images have this many tokens each: an image is prefilled in one step, beside the
+    /// The same limits for a model whose images have up to this many tokens: an image is prefilled in one step, beside the
     /// decode rows of other sequences.
-    pub fn with_images(self, soft_tokens: u32) -> Self {
-        let prefill_chunk = self.prefill_chunk.max(2 * soft_tokens);
-        Self { prefill_chunk, ..self }
+    pub fn with_images(self, image_tokens: u32) -> Self {
+        Self { prefill_chunk: self.prefill_chunk.max(image_tokens), image_tokens, ..self }
     }
 
     /// The same limits for a model with batch-invariant logits: its products keep split-K partial sums, which
@@ -142,13 +144,16 @@ impl Limits {
         }
     }
 
-    /// Rows of the largest step, a power of two: a prefill chunk, a decode row per sequence, or half a chunk
-    /// beside a decode row of every other sequence. A full chunk beside them would double a step's memory
+    /// Rows of the largest step, a power of two: a prefill chunk, a decode row per sequence, or half a chunk or
+    /// an image beside a decode row of every other sequence. A full chunk beside them would double a step's memory
     /// for no more additional rows than there are sequences.
     pub(crate) fn max_rows(&self) -> u32 {
         let mixed = match self.max_sequences {
             1 => 0,
-            sequences => (sequences - 1).saturating_add(self.prefill_chunk.div_ceil(2)),
+            sequences => {
+                let prefill = self.prefill_chunk.div_ceil(2).max(self.image_tokens);
+                (sequences - 1).saturating_add(prefill)
+            }
         };
         self.prefill_chunk.max(self.max_sequences).max(mixed).next_power_of_two()
     }

@@ -180,7 +180,7 @@ fn gemma4(layers: u32, hidden: u32, intermediate: u32, heads: [u32; 3], nth: u32
         "num_global_key_value_heads": heads[2], "head_dim": 256, "global_head_dim": 512, "attention_k_eq_v": true,
         "sliding_window": window, "layer_types": (0..layers).map(kind).collect::<Vec<_>>(),
         "max_position_embeddings": if window == 512 { 131_072 } else { 262_144 }, "vocab_size": 262_144,
-        "hidden_size_per_layer_input": 0, "final_logit_softcapping": 30.0,
+        "hidden_size_per_layer_input": 0, "final_logit_softcapping": 30.0, "use_bidirectional_attention": "vision",
     })
 }
 
@@ -188,6 +188,7 @@ fn gemma4(layers: u32, hidden: u32, intermediate: u32, heads: [u32; 3], nth: u32
 fn per_layer(mut config: Value, shared_layers: u32, double_wide: bool) -> Value {
     config["attention_k_eq_v"] = json!(false);
     config["hidden_size_per_layer_input"] = json!(256);
+    config["use_bidirectional_attention"] = json!(null);
     config["num_kv_shared_layers"] = json!(shared_layers);
     config["use_double_wide_mlp"] = json!(double_wide);
     config

@@ -45,13 +45,14 @@ impl ImageSyntax {
         let is_control = |name: &&str| tokenizer.token_id(name).is_some_and(|id| tokenizer.is_special(id));
         let has = |syntax: &&ImageSyntax| syntax.tokens().iter().all(is_control);
         [&GEMMA3, &GEMMA4].into_iter().find(has).ok_or_else(|| {
-            let names = format!("{}, {} or {}, {}", GEMMA3.start, GEMMA3.end, GEMMA4.start, GEMMA4.end);
+            let names = [GEMMA3, GEMMA4].map(|syntax| syntax.tokens().join(", ")).join(" or ");
             Error::Unsupported(format!(
                 "its control tokens do not include {names}, so a prompt cannot have images"
             ))
         })
     }
 
+    /// The tokens that a vocabulary must have. Gemma 3's marker is also the start.
     fn tokens(&self) -> [&'static str; 3] {
         [self.marker, self.start, self.end]
     }

@@ -35,7 +35,7 @@ pub struct VisionWeights {
 }
 
 /// The ranges that a clipped encoder clamps the inputs and outputs of a layer's matrices to. A buffer has two f32 per
-/// column: least and greatest.
+/// column: minimum and maximum.
 pub struct LayerClips {
     /// Inputs of each of the [`VisionMatrix::Qkv`] matrices.
     pub qkv_inputs: Vec<Buffer>,
@@ -96,6 +96,8 @@ pub struct VisionBlueprint<'a> {
     vision: &'a Vision,
     /// All that are read from the file as they are, in the order of the forward pass.
     matrices: Vec<(VisionMatrix, Joined<'a>)>,
+    /// The first role of each of them.
+    roles: Vec<Role>,
     /// SigLIP's projection, which is transposed.
     transposed_projection: Option<Layout>,
 }
@@ -103,11 +105,13 @@ pub struct VisionBlueprint<'a> {
 impl<'a> VisionBlueprint<'a> {
     /// The matrices of an encoder.
     pub fn new(vision: &'a Vision) -> Result<Self> {
-        let mut matrices = Vec::new();
+        let (mut matrices, mut first_roles) = (Vec::new(), Vec::new());
         let mut add = |id, layer, order, roles: &[Role]| -> Result<()> {
             let tensors = roles.iter().map(|role| vision.tensor(layer, *role));
             let tensors: Vec<&Tensor> = tensors.collect::<Result<_, checkpoint::Error>>()?;
             let joined = join(&vision.source, order, &tensors)?;
+            // One matrix for all roles, or one for each.
+            first_roles.extend(roles.iter().take(joined.len()));
             matrices.extend(joined.into_iter().map(|joined| (id, joined)));
             Ok(())
         };
@@ -145,7 +149,7 @@ impl<'a> VisionBlueprint<'a> {
                 None
             }
         };
-        Ok(Self { vision, matrices, transposed_projection })
+        Ok(Self { vision, matrices, roles: first_roles, transposed_projection })
     }
 
     /// Every matrix with its layout.
@@ -163,7 +167,14 @@ impl<'a> VisionBlueprint<'a> {
             EncoderKind::Siglip { .. } => 0,
             _ => 2 * u64::from(config.max_patches_per_side()) * u64::from(config.hidden) * 4,
         };
-        matrices.sum::<u64>() + vectors.sum::<u64>() + positions
+        let clips = match config.encoder {
+            EncoderKind::Gemma4 { clipped: true, transformer, .. } => {
+                let widths = 3 * config.hidden + transformer.intermediate + 4 * transformer.attention_width();
+                u64::from(transformer.layers) * u64::from(2 * config.hidden + widths) * 8
+            }
+            _ => 0,
+        };
+        matrices.sum::<u64>() + vectors.sum::<u64>() + positions + clips
     }
 
     /// Bytes that are read from files to fill the matrices.
@@ -244,15 +255,8 @@ impl<'a> VisionBlueprint<'a> {
         };
         // As many as there are matrices with this id: tensors of different schemes may form several with one range.
         let mut inputs = |id: VisionMatrix| -> Result<Vec<Buffer>> {
-            let of_id = self.matrices.iter().filter(|(known, _)| *known == id);
-            let firsts = of_id.map(|(_, joined)| joined.tensors[0].0);
-            firsts
-                .map(|tensor| {
-                    let role = vision.iter().find(|(_, known)| known.name == tensor.name);
-                    let role = role.map_or(Role::Query, |(slot, _)| slot.role);
-                    constant(ranges(role)?.input, width(role, 1)?)
-                })
-                .collect()
+            let of_id = self.matrices.iter().zip(&self.roles).filter(|((known, _), _)| *known == id);
+            of_id.map(|(_, role)| constant(ranges(*role)?.input, width(*role, 1)?)).collect()
         };
         let (qkv_inputs, gate_up_inputs) =
             (inputs(VisionMatrix::Qkv(layer))?, inputs(VisionMatrix::GateUp(layer))?);
@@ -305,7 +309,8 @@ pub fn allocate(
 }
 
 impl VisionWeights {
-    /// The matrices with this id: one, or several where a file stores query, key and value in different schemes.
+    /// The matrices with this id: one, or several of query, key and value or of gate and up, where a file stores them in
+    /// different schemes or clamps their inputs to different ranges.
     pub fn by_id(&self, id: VisionMatrix) -> impl Iterator<Item = &Matrix> {
         self.matrices.iter().filter(move |(known, _)| *known == id).map(|(_, matrix)| matrix)
     }
@@ -347,9 +352,7 @@ fn clip_range([low, high]: [f32; 2]) -> ClipRange {
 
 /// The ranges of a matrix of a clipped encoder.
 fn clip_ranges(vision: &Vision, layer: u32, role: Role) -> Result<ClipRanges> {
-    let none =
-        ClipRanges { input: [f32::NEG_INFINITY, f32::INFINITY], output: [f32::NEG_INFINITY, f32::INFINITY] };
-    Ok(vision.clip_ranges(layer, role)?.unwrap_or(none))
+    Ok(vision.clip_ranges(layer, role)?.expect("a clipped encoder has ranges, or opening it fails"))
 }
 
 /// How the transposed projection is stored: as in the file if that is floats.

@@ -60,7 +60,7 @@ impl Config {
             head_dim,
             query_pre_attn_scalar: head_dim as f32,
             query_temperature: None,
-            causal_images: false,
+            causal_images: None,
             global_attention: None,
             kv_sharing: None,
             sliding_window: None,

@@ -66,7 +66,7 @@ impl Config {
                 None => head_dim as f32,
             },
             query_temperature: None,
-            causal_images: false,
+            causal_images: None,
             global_attention: None,
             kv_sharing: None,
             sliding_window: match family.sliding_window {

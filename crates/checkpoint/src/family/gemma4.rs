@@ -103,10 +103,10 @@ fn adapt_hf(config: &mut Config, keys: &Keys) -> Result<()> {
     if !keys.has("rope_parameters") {
         config.rope_scaling = RopeScaling::Proportional { rotated: ROTATED, factor: 1.0 };
     }
-    config.causal_images = match keys.text("use_bidirectional_attention")? {
+    config.causal_images = Some(match keys.text("use_bidirectional_attention")? {
         Some(tokens) => tokens != "vision",
         None => !unified || keys.is_null("use_bidirectional_attention"),
-    };
+    });
     config.logit_softcap = keys.optional_number("final_logit_softcapping")?;
     let values_from_keys = keys.flag("attention_k_eq_v")?.unwrap_or(false);
     config.global_attention = Some(global_attention_hf(config, keys, values_from_keys)?);
@@ -208,8 +208,6 @@ fn adapt_gguf(config: &mut Config, keys: &Keys) -> Result<()> {
         }
     }
     config.per_layer_width = keys.count("embedding_length_per_layer_input", MAX_SIZE / layers, 0)?;
-    // The metadata does not say it. The models with per-layer embeddings are those with causal images.
-    config.causal_images = config.per_layer_width.is_some();
     let widths = keys.sizes("feed_forward_length", layers, MAX_SIZE, None)?;
     let shared = keys.count("attention.shared_kv_layers", layers, 0)?.unwrap_or(0);
     let (own, sharing) = widths.split_at((layers - shared) as usize);

@@ -25,8 +25,11 @@ const MAX_WIDTH: u32 = 1 << 16;
 /// Maximum size of a patch: its values, three per pixel, are counted in 32 bits.
 const MAX_PATCH: u32 = 1 << 12;
 
-/// Soft tokens of an image, at most: the largest number that Gemma 4 was trained with.
-const MOST_SOFT_TOKENS: u32 = 1120;
+/// Maximum tokens per image that Gemma 4 was trained with.
+const MAX_SOFT_TOKENS: u32 = 1120;
+
+/// Minimum of the maximum: with less, a picture of some shape would be a single token, which cannot be prefilled.
+pub const MIN_SOFT_TOKENS: u32 = 4;
 
 /// Mean and standard deviation of pixels unless a file says otherwise: values become −1 to 1.
 const SIGNED: [f32; 3] = [0.5; 3];
@@ -180,9 +183,11 @@ impl VisionConfig {
             EncoderKind::Gemma4 { positions, max_soft_tokens, .. }
             | EncoderKind::Gemma4Unified { positions, max_soft_tokens, .. } => (*positions, max_soft_tokens),
         };
-        let most = (positions / self.pooled_patches).min(MOST_SOFT_TOKENS);
-        if !(2..=most).contains(&tokens) {
-            return Err(format!("images of this model have 2 to {most} tokens, not {tokens}"));
+        let most = (positions / self.pooled_patches).min(MAX_SOFT_TOKENS);
+        if !(MIN_SOFT_TOKENS..=most).contains(&tokens) {
+            return Err(format!(
+                "images of this model have {MIN_SOFT_TOKENS} to {most} tokens, not {tokens}"
+            ));
         }
         *max_soft_tokens = tokens;
         Ok(self)

@@ -194,7 +194,9 @@ fn summary(checkpoint: &Checkpoint, parameters: u64) -> anyhow::Result<String> {
                     "   images   of any shape, up to {tokens} tokens each: {layers} layers of width {width}\n"
                 ),
                 EncoderKind::Gemma4Unified { .. } => {
-                    format!("   images   of any shape, up to {tokens} tokens each, without an encoder\n")
+                    format!(
+                        "   images   of any shape, up to {tokens} tokens each: a projection of pixels, no layers\n"
+                    )
                 }
             };
         }

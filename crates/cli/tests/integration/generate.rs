@@ -467,7 +467,7 @@ fn gemma_4_takes_images_of_any_shape() {
             let arguments = ["generate", "-m", &model, "-p", "x", "--image", &image];
             error_line(&mut indrik(&[&arguments[..], more].concat()))
         };
-        assert!(refused(&["--image-tokens", "2000"]).contains(&format!("2 to {most} tokens, not 2000")));
+        assert!(refused(&["--image-tokens", "2000"]).contains(&format!("4 to {most} tokens, not 2000")));
         assert!(refused(&["--pan-and-scan"]).contains("images of this model keep their shape"));
     }
 }

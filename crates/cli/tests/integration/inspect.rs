@@ -42,7 +42,10 @@ fn image_encoders_are_described() {
     for (name, line) in [
         ("gemma3_vision_gguf", "images   16 × 16 pixels, 4 tokens each: 2 layers of width 32"),
         ("gemma4_vision_gguf", "images   of any shape, up to 10 tokens each: 2 layers of width 48"),
-        ("gemma4_vision_unified_gguf", "images   of any shape, up to 12 tokens each, without an encoder"),
+        (
+            "gemma4_vision_unified_gguf",
+            "images   of any shape, up to 12 tokens each: a projection of pixels, no layers",
+        ),
     ] {
         let file = fixtures.join(name).join("model.gguf");
         let text = stdout(&indrik(&["inspect", file.to_str().unwrap()]).output().unwrap());

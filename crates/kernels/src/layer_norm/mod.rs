@@ -1,4 +1,4 @@
-//! LayerNorm with bias, optionally after a residual add: the norm of image encoders (SigLIP). Output in f32 or f16.
+//! LayerNorm with bias, optionally after a residual add: the norm of image encoders (SigLIP, Gemma 4 12B). Output in f32 or f16.
 //!
 //! One workgroup per row, which stays in its registers.
 

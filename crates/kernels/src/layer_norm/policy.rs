@@ -28,12 +28,14 @@ pub fn at_tier(caps: &Caps, n: usize, tier: Tier) -> Option<Plan> {
     row::plan(caps, n, tier).map(|row| Plan { tier, row })
 }
 
-/// Row length of the SigLIP encoder of Gemma 3.
-const ENCODER_LENGTH: usize = 1152;
+/// Row lengths of the SigLIP encoder of Gemma 3, and of the patches and soft tokens of Gemma 4 12B.
+const MODEL_LENGTHS: [usize; 3] = [1152, 6912, 3840];
 
 /// The pipelines that models request on a device, at every tier.
 pub fn variants(caps: &Caps) -> Vec<Variant> {
-    let plans = row::tiers(caps).filter_map(|tier| at_tier(caps, ENCODER_LENGTH, tier));
+    let plans = MODEL_LENGTHS
+        .into_iter()
+        .flat_map(|n| row::tiers(caps).filter_map(move |tier| at_tier(caps, n, tier)));
     let fusions = [Activations::F32, Activations::F16]
         .into_iter()
         .flat_map(|output| [false, true].map(|add| Fusion { add, output }));

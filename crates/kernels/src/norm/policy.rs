@@ -86,8 +86,8 @@ pub fn looped(caps: &Caps, n: usize, fusion: Fusion, tier: Tier) -> Plan {
     Plan { tier, threads, vec4s_per_thread: None, subgroup: Subgroup::Any }
 }
 
-/// Row lengths of the Gemma 3 family.
-const MODEL_LENGTHS: [usize; 5] = [5376, 3840, 2560, 1152, 640];
+/// Row lengths of the Gemma 3 family, and of the image encoder of Gemma 4 E2B and E4B.
+const MODEL_LENGTHS: [usize; 6] = [5376, 3840, 2560, 1152, 640, 768];
 
 /// The pipelines that models request on a device: every fusion at the row length of a 27B model at every
 /// tier, and Gemma's fusions at every model's length at the policy's tier.

@@ -22,11 +22,14 @@ pub(super) const GEMMA4_SMALL: Shape = Shape { side: 3, n: 768, factor: 27.712_8
 pub(super) const GEMMA4_LARGE: Shape =
     Shape { n: 1152, factor: 33.941_125, standardise: true, ..GEMMA4_SMALL };
 
+/// Gemma 4 12B, whose patches are soft tokens.
+pub(super) const GEMMA4_UNIFIED: Shape = Shape { side: 1, n: 3840, factor: 1.0, weight: false, ..GEMMA3 };
+
 /// The pipelines that models request on a device, at every tier.
 pub fn variants(caps: &Caps) -> Vec<Variant> {
     let mut list = Vec::new();
     for tier in row::tiers(caps) {
-        for shape in [GEMMA3, GEMMA4_SMALL, GEMMA4_LARGE] {
+        for shape in [GEMMA3, GEMMA4_SMALL, GEMMA4_LARGE, GEMMA4_UNIFIED] {
             let outputs = [Activations::F32, Activations::F16].map(|output| Shape { output, ..shape });
             let plan = at_tier(caps, shape.n, tier);
             list.extend(plan.into_iter().flat_map(|plan| outputs.map(|shape| variant(&shape, plan))));

@@ -121,7 +121,7 @@ pub(super) fn bytes(config: &VisionConfig, images: u32) -> u64 {
 }
 
 /// Split-K partial sums, and the numbers of rows.
-const FIXED: u64 = 32 << 20;
+const FIXED: u64 = 64 << 20;
 
 impl Scratch {
     pub fn new(
@@ -206,7 +206,7 @@ impl Scratch {
                     angles: None,
                 }),
             },
-            split_k: match split_k_bytes(device, weights, units, activations, rows) {
+            split_k: match split_k_bytes(device, weights, units, activations, [rows, soft_tokens]) {
                 0 => None,
                 bytes => Some(arena.buffer("split-K partial sums", bytes)?),
             },
@@ -378,13 +378,14 @@ fn split_k_bytes(
     weights: &VisionWeights,
     units: MatrixUnits,
     activations: Activations,
-    rows: usize,
+    [rows, soft_tokens]: [usize; 2],
 ) -> u64 {
     if activations != Activations::F16 {
         return 0;
     }
     let bytes = |(id, matrix): &(VisionMatrix, _)| {
-        let shape = coopmat_shape(weights, *id, matrix, rows);
+        let columns = if *id == VisionMatrix::Projection { soft_tokens } else { rows };
+        let shape = coopmat_shape(weights, *id, matrix, columns);
         Some(units.coopmat_plan(device.caps(), &shape)?.scratch_bytes(&shape))
     };
     weights.matrices.iter().filter_map(bytes).max().unwrap_or(0)

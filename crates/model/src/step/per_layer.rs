@@ -103,7 +103,7 @@ impl Step<'_> {
             embeddings,
             active: state.active.clone(),
             tokens: state.tokens.view(),
-            soft_token: Some(model.config.pad.unwrap_or(0)),
+            soft_token: Some(model.config.pad.filter(|pad| *pad < model.config.vocab).unwrap_or(0)),
             residual: scratch.per_layer().tokens.view(),
         };
         let factor = (scratch.per_layer().width as f32).sqrt();

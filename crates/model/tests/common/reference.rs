@@ -157,6 +157,7 @@ pub fn limits(sequences: u32, chunk: u32) -> Limits {
         kv_scheme: KvScheme::F16,
         max_pages: None,
         prefix_cache: true,
+        image_tokens: 0,
     }
 }
 

@@ -197,6 +197,10 @@ fn encoded_images_match_transformers() {
         let [first, second] = [0, 1].map(|number| images[number].soft_tokens() as usize);
         let width = fixture.number("text_hidden");
         assert_eq!(soft_alone[..second * width], soft[first * width..][..second * width], "{name}");
+        // So does another one after it, which may have another shape.
+        assert!(alone.encode(&images[..1], WHOLE).unwrap());
+        let (_, soft_alone) = alone.encoder().unwrap().read_encoded().unwrap();
+        assert_eq!(soft_alone[..first * width], soft[..first * width], "{name}");
     }
 }
 
@@ -231,7 +235,7 @@ fn logits_with_images_match_transformers_for_any_chunk() {
         let largest = largest(&expected);
         // The shortest chunks hold two images, or one and text.
         for chunk in [64, 1] {
-            let limits = f32_limits(1, chunk).with_images(fixture.number("soft_tokens") as u32);
+            let limits = f32_limits(1, chunk).with_images(fixture.vision.config.max_soft_tokens());
             let mut runner = fixture.runner(&device, limits);
             for case in fixture.cases() {
                 let rows = logits(&mut runner, &case);
@@ -295,20 +299,22 @@ fn the_prefix_cache_knows_images_by_their_content() {
 #[test]
 fn other_sequences_decode_while_an_image_is_encoded() {
     let Some(device) = testkit::cpu_device() else { return };
-    let fixture = VisionFixture::open("gemma3_vision_older");
-    let case = fixture.cases().remove(0);
-    let expected = logits(&mut fixture.runner(&device, f32_limits(1, 16)), &case);
-    let mut runner = fixture.runner(&device, f32_limits(2, 16));
-    let sampling = Sampling::default();
-    let mut text = runner.start().unwrap();
-    let mut token = runner.prompt(&mut text, &[2, 5, 7], &sampling, |_| true).unwrap().token;
-    let mut calls = 1;
-    while !runner.encode(&case.images, Duration::ZERO).unwrap() {
-        token = runner.decode(&mut [DecodeRow::new(&mut text, token, &sampling)], 1).unwrap()[0][0].token;
-        calls += 1;
+    for name in ["gemma3_vision_older", "gemma4_vision_clipped"] {
+        let fixture = VisionFixture::open(name);
+        let case = fixture.cases().remove(0);
+        let expected = logits(&mut fixture.runner(&device, f32_limits(1, 16)), &case);
+        let mut runner = fixture.runner(&device, f32_limits(2, 16));
+        let sampling = Sampling::default();
+        let mut text = runner.start().unwrap();
+        let mut token = runner.prompt(&mut text, &[2, 5, 7], &sampling, |_| true).unwrap().token;
+        let mut calls = 1;
+        while !runner.encode(&case.images, Duration::ZERO).unwrap() {
+            token = runner.decode(&mut [DecodeRow::new(&mut text, token, &sampling)], 1).unwrap()[0][0].token;
+            calls += 1;
+        }
+        assert_eq!(calls, fixture.vision.config.layers(), "one layer at a time");
+        assert_eq!(logits(&mut runner, &case), expected);
     }
-    assert_eq!(calls, fixture.vision.config.layers(), "one layer at a time");
-    assert_eq!(logits(&mut runner, &case), expected);
 }
 
 #[test]

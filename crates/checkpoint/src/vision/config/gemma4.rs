@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::{
-    CHANNELS, EncoderKind, MAX_PATCH, MAX_WIDTH, PatchOrder, Transformer, USE_MMPROJ, VisionConfig,
+    CHANNELS, EncoderKind, MAX_SOFT_TOKENS, MAX_WIDTH, PatchOrder, Transformer, USE_MMPROJ, VisionConfig,
     image_processor, normalization_hf, normalization_mmproj, require,
 };
 use crate::{
@@ -22,14 +22,12 @@ pub(super) const USE_PUBLISHED: &str = "use a published Gemma 4 model";
 /// limit.
 const SOFT_TOKENS: u32 = 280;
 
-/// Maximum that a config may say. The models were trained with up to 1120.
-const MAX_SOFT_TOKENS: u32 = 1 << 16;
-
 /// Patches along a side that become one soft token, unless a file says otherwise.
 const POOLED_PATCHES: u32 = 3;
 
-/// Maximum that a file may say, so that the patches of an image are counted in 32 bits.
-const MAX_POOLED_PATCHES: u32 = 16;
+/// Maximum that a file may say. With the maximum size of a patch, a hostile file cannot make images of gigabytes.
+const MAX_POOLED_PATCHES: u32 = 8;
+const MAX_PATCH: u32 = 64;
 
 /// Columns, and rows, that have position embeddings, unless a file says otherwise.
 const POSITIONS: u32 = 10_240;

@@ -265,7 +265,7 @@ fn contradictory_configs_are_rejected() {
     );
     assert_rejected(
         &with_processor(UNIFIED, "max_soft_tokens", json!(0)),
-        "image_processor.max_soft_tokens is 0, but must be between 1 and 65536",
+        "image_processor.max_soft_tokens is 0, but must be between 1 and 1120",
     );
     assert_rejected(
         &with_processor(TOWER, "patch_size", json!(16)),

@@ -86,7 +86,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 
 /// Chats with a model, given as `-m` takes it.
 pub fn chat(model: &str, arguments: &ChatArguments) -> anyhow::Result<ExitCode> {
-    let candidate = Candidate::open(model, arguments)?;
+    let candidate = Candidate::open(model, arguments, arguments.load.image_tokens)?;
     let images = arguments.images.read(candidate.language())?;
     let mut session = candidate.load(arguments)?;
     images.into_iter().for_each(|image| session.attach(image));
@@ -243,7 +243,11 @@ fn keep(transcript: &Transcript, model: &str) {
 
 /// Loads another model and moves the conversation to it. If that fails, the old model is loaded again.
 fn switch(session: Session, name: &str, arguments: &ChatArguments) -> anyhow::Result<Session> {
-    let opened = models::find(name).and_then(|model| Candidate::open(&model, arguments));
+    // The tokens of images were given for the first model, and others may not allow them.
+    let opened = models::find(name).and_then(|model| {
+        let open = |image_tokens| Candidate::open(&model, arguments, image_tokens);
+        open(arguments.load.image_tokens).or_else(|_| open(None))
+    });
     let candidate = match opened {
         Ok(candidate) => candidate,
         Err(error) => {
@@ -264,7 +268,9 @@ fn switch(session: Session, name: &str, arguments: &ChatArguments) -> anyhow::Re
         Err(error) => {
             note!("indrik: {error:#}; loading {previous} again");
             control.cancel.store(false, Ordering::Relaxed);
-            let reopened = Candidate::open(&previous, arguments).and_then(|model| model.load(arguments));
+            let open = |image_tokens| Candidate::open(&previous, arguments, image_tokens);
+            let reopened = open(arguments.load.image_tokens).or_else(|_| open(None));
+            let reopened = reopened.and_then(|model| model.load(arguments));
             reopened.inspect_err(|_| keep(&transcript, &previous))?
         }
     };

@@ -12,7 +12,7 @@ use super::{ChatArguments, transcript::Transcript};
 use crate::{
     energy::{PowerInterval, PowerProbe},
     images,
-    loading::ModelArguments,
+    loading::{LoadArguments, ModelArguments},
     output,
     render::{self, Printer, ThinkingPrinter},
     speed::Speed,
@@ -41,8 +41,13 @@ pub struct Candidate {
 
 impl Candidate {
     /// Opens a model, given as `-m` takes it, without touching the device.
-    pub fn open(argument: &str, arguments: &ChatArguments) -> anyhow::Result<Self> {
-        let model = ModelArguments { model: argument.to_string(), load: arguments.load.clone() };
+    pub fn open(
+        argument: &str,
+        arguments: &ChatArguments,
+        image_tokens: Option<u32>,
+    ) -> anyhow::Result<Self> {
+        let load = LoadArguments { image_tokens, ..arguments.load.clone() };
+        let model = ModelArguments { model: argument.to_string(), load };
         let files = model.open()?;
         let language = files.language()?;
         language.template.as_ref().context(NO_TEMPLATE)?;

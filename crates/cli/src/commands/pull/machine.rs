@@ -69,6 +69,7 @@ impl Machine {
                 kv_scheme: KvScheme::F16,
                 max_pages: None,
                 prefix_cache: true,
+                image_tokens: 0,
             },
         }
     }

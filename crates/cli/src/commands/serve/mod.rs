@@ -169,7 +169,7 @@ fn served_model(settings: &Settings, files: &ModelFiles) -> anyhow::Result<serve
     if settings.pan_and_scan {
         let with_crops = served.images.map(ImageProcessor::with_pan_and_scan);
         served.images = match with_crops {
-            Ok(Err(reason)) => anyhow::bail!("--pan-and-scan: {reason}"),
+            Ok(Err(reason)) => anyhow::bail!("--pan-and-scan: {reason} (--image-tokens)"),
             Ok(Ok(processor)) => Ok(processor),
             Err(reason) => Err(reason),
         };

@@ -180,7 +180,7 @@ settings! {
         max_prompt_tokens: NonZeroU32, "max-prompt-tokens" was "prompt-tokens", "INDRIK_MAX_PROMPT_TOKENS", "context", "Maximum prompt length in tokens";
         kv: Kv, "kv", "INDRIK_KV", "f16", "KV cache data type: f16, f32 or int8";
         prefill_chunk: NonZeroU32, "prefill-chunk" was "chunk", "INDRIK_PREFILL_CHUNK", "depends on the device", "Maximum prefill tokens per step";
-        image_tokens: NonZeroU32, "image-tokens", "INDRIK_IMAGE_TOKENS", "the model's, 280", "Maximum tokens of an image (Gemma 4; trained with 70, 140, 280, 560 and 1120): more for small print, fewer for speed";
+        image_tokens: NonZeroU32, "image-tokens", "INDRIK_IMAGE_TOKENS", "the model's, 280", "Maximum tokens per image (Gemma 4; trained with 70, 140, 280, 560 and 1120): more for small print, fewer for speed";
         api_key_file: String, "api-key-file", "INDRIK_API_KEY_FILE", "none", "File of accepted API keys, one per line; # starts a comment";
     }
     lists {

@@ -228,9 +228,17 @@ fn fitting_in_parts(caps: &Caps, shape: &Shape, tier: Tier, lanes: u32) -> Vec<P
 }
 
 /// Heads, KV heads and head_dim of the Gemma 3 family, smallest model first, of heads of 64, of the global
-/// layers of Gemma 4, and of Gemma 3's image encoder. Windows need no other variants.
-const MODEL_SHAPES: [(u32, u32, u32); 7] =
-    [(4, 1, 256), (8, 4, 256), (16, 8, 256), (32, 16, 128), (9, 3, 64), (16, 2, 512), (16, 16, 72)];
+/// layers of Gemma 4, and of image encoders. Windows need no other variants.
+const MODEL_SHAPES: [(u32, u32, u32); 8] = [
+    (4, 1, 256),
+    (8, 4, 256),
+    (16, 8, 256),
+    (32, 16, 128),
+    (9, 3, 64),
+    (16, 2, 512),
+    (16, 16, 72),
+    (12, 12, 64),
+];
 
 /// Pipelines that the policy may request: those of the Gemma 3 and 4 families, and of heads of 64.
 pub fn variants(caps: &Caps) -> Vec<Variant> {
@@ -251,10 +259,15 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
             }
             let plans =
                 likely_fragments(caps).into_iter().filter_map(|fragments| plan(caps, fragments, &shape));
+            // Clipped image encoders clamp the output before it becomes f16.
+            let outputs =
+                if (heads, head_dim) == (12, 64) { &[Output::F16, Output::F32][..] } else { &[Output::F16] };
             for plan in plans.flat_map(|plan| [plan, plan.with_independent_rows(&shape)]) {
-                let new = variant(&shape, Output::F16, plan);
-                if !list.iter().any(|known| known.same_code(&new)) {
-                    list.push(new);
+                for output in outputs {
+                    let new = variant(&shape, *output, plan);
+                    if !list.iter().any(|known| known.same_code(&new)) {
+                        list.push(new);
+                    }
                 }
             }
         }

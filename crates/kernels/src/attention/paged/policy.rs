@@ -176,8 +176,8 @@ fn splits(caps: &Caps, shape: &Shape, plan: &Plan) -> u32 {
 }
 
 /// Heads, KV heads, head_dim, window and context length of the Gemma 3 family, smallest model first, of heads
-/// of 64, of the global layers of Gemma 4, and of Gemma 3's image encoder.
-const MODEL_SHAPES: [(u32, u32, u32, u32, u32); 9] = [
+/// of 64, of the global layers of Gemma 4, and of image encoders.
+const MODEL_SHAPES: [(u32, u32, u32, u32, u32); 10] = [
     (4, 1, 256, 512, 32_768),
     (8, 4, 256, 1024, 131_072),
     (16, 8, 256, 1024, 131_072),
@@ -187,6 +187,7 @@ const MODEL_SHAPES: [(u32, u32, u32, u32, u32); 9] = [
     (16, 2, 512, 0, 262_144),
     (32, 4, 512, 0, 262_144),
     (16, 16, 72, 0, 4096),
+    (12, 12, 64, 0, 2520),
 ];
 
 /// Pipelines that the policy may request: those of the Gemma 3 and 4 families, and of heads of 64.
