@@ -5,13 +5,13 @@ use utoipa::{PartialSchema, ToSchema};
 
 use crate::config::{Config, Model};
 use crate::encoding::ACCEPTED;
-use crate::error::ErrorBody;
-use crate::openai::options::{MAX_BIASES, MAX_STOPS};
-use crate::openai::tools::{MAX_TOOLS, NAME_PATTERN};
+use crate::openai::tools::NAME_PATTERN;
 use crate::openai::{
-    ChatChoice, ChatChunkChoice, ChatLogprobs, ChatRequest, Completion, CompletionRequest, ModelInfo,
-    ModelList, Options, TextChoice, TextLogprobs,
+    ChatChoice, ChatChunkChoice, ChatLogprobs, ChatRequest, Completion, CompletionRequest, ErrorBody,
+    ModelInfo, ModelList, Options, TextChoice, TextLogprobs,
 };
+use crate::request::{MAX_BIASES, MAX_STOPS};
+use crate::tools::MAX_TOOLS;
 
 /// The OpenAPI document of a server with this model and these limits.
 pub(crate) fn document(model: &Model, config: &Config) -> Value {

@@ -9,7 +9,7 @@ use axum::http::{HeaderMap, HeaderValue, Uri};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use axum::{Extension, Json, Router};
+use axum::{Json, Router};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tower_http::catch_panic::CatchPanicLayer;
@@ -17,14 +17,13 @@ use tracing::Instrument;
 
 use crate::access_log::{LogEntry, REQUEST_ID};
 use crate::auth;
-use crate::completion::complete;
+use crate::completion::check_headers;
 use crate::config::{Config, Model};
 use crate::error::Error;
 use crate::generator::Generator;
 use crate::metrics;
-use crate::openai::{ModelInfo, ModelList};
+use crate::openai::{self, ModelInfo, ModelList};
 use crate::phase::Phase;
-use crate::request::Endpoint;
 use crate::state::AppState;
 use crate::stats::{stats, stats_stream};
 use crate::webui::webui;
@@ -42,9 +41,10 @@ pub(crate) fn routes(
     let cors = auth::cors_layer(&config.cors_origins)?;
     let has_webui = config.webui;
     let app = Arc::new(AppState::new(config, model, generator, phase)?);
+    let checked = middleware::from_fn_with_state(app.clone(), check_generation);
     let v1 = Router::new()
-        .route(CHAT, post(chat))
-        .route(COMPLETIONS, post(completions))
+        .route(CHAT, post(openai::chat).route_layer(checked.clone()))
+        .route(COMPLETIONS, post(openai::completions).route_layer(checked))
         .route("/v1/models", get(models))
         .route("/v1/models/{*id}", get(model_by_id))
         // Inside the access log, which records a panic as the request's outcome.
@@ -144,6 +144,18 @@ async fn authorize(State(app): State<Arc<AppState>>, request: Request, next: Nex
     }
 }
 
+/// Refuses requests that would be rejected whatever their body is.
+async fn check_generation(State(app): State<Arc<AppState>>, request: Request, next: Next) -> Response {
+    let accepted = check_headers(&app, request.headers()).and_then(|()| match app.generator.would_reject() {
+        Some(rejected) => Err(rejected.into()),
+        None => Ok(()),
+    });
+    match accepted {
+        Ok(()) => next.run(request).await,
+        Err(error) => app.bodies.refuse(request, error),
+    }
+}
+
 async fn method_not_allowed(State(app): State<Arc<AppState>>, request: Request) -> Response {
     let (method, path) = (request.method().to_string(), request.uri().path().to_owned());
     let allowed = if path == CHAT || path == COMPLETIONS { "POST" } else { "GET, HEAD" };
@@ -192,20 +204,4 @@ async fn model_by_id(
         Ok(Path(id)) => Err(Error::UnknownModel(id)),
         Err(_) => Err(Error::UnknownModel("(not UTF-8)".into())),
     }
-}
-
-async fn chat(
-    State(app): State<Arc<AppState>>,
-    Extension(log): Extension<Arc<LogEntry>>,
-    request: Request,
-) -> Result<Response, Error> {
-    complete(app, Endpoint::Chat, log, request).await
-}
-
-async fn completions(
-    State(app): State<Arc<AppState>>,
-    Extension(log): Extension<Arc<LogEntry>>,
-    request: Request,
-) -> Result<Response, Error> {
-    complete(app, Endpoint::Completions, log, request).await
 }
