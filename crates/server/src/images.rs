@@ -80,6 +80,21 @@ impl ImageLocation {
         }
         Ok(ImageLocation::Base64 { format, text, start })
     }
+
+    /// An image on another server.
+    pub(crate) fn remote(param: &str, url: String) -> Result<ImageLocation, Error> {
+        match is_remote(&url) {
+            true => Ok(ImageLocation::Remote(url)),
+            false => Err(Error::invalid_field(param, "must be an http or https URL")),
+        }
+    }
+}
+
+/// Whether an image has to be fetched.
+pub(crate) fn is_remote(url: &str) -> bool {
+    let has_scheme =
+        |scheme: &str| url.get(..scheme.len()).is_some_and(|start| start.eq_ignore_ascii_case(scheme));
+    has_scheme("http://") || has_scheme("https://")
 }
 
 /// Decodes images, within limits that all requests share.

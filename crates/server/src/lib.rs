@@ -1,4 +1,4 @@
-//! OpenAI-compatible HTTP server for the inference engine.
+//! HTTP server for the inference engine, with the APIs of OpenAI and Anthropic.
 //!
 //! The path of a completion, module by module:
 //!
@@ -8,9 +8,9 @@
 //!    log entry (`access_log`). Handlers share one `state`.
 //! 3. `body` receives the body within limits of size, time and total memory (`budget`), or refuses it; `encoding`
 //!    decompresses it.
-//! 4. The module of the protocol (`openai`) parses it, with errors that name the invalid field (`parse`), into a
-//!    `request`: a conversation or prompts, sampling parameters, tools (`tools`), a `constraint`. Everything up to the
-//!    response is the same for all protocols.
+//! 4. The module of the protocol (`openai`, `anthropic`) parses it into a `request`: a conversation or prompts, sampling
+//!    parameters, tools (`tools`), a `constraint`. Errors name the invalid field (`parse`, `unsupported`). Everything from
+//!    here to the response is the same for all protocols.
 //! 5. `images` decodes its images, which `fetch` may have fetched first. `request` then builds the engine requests with
 //!    the chat template and the tokenizer.
 //! 6. `grammars` compiles the constraint and tool schemas; `completion`, which drives these steps, submits the engine
@@ -51,6 +51,7 @@
 //! ```
 
 mod access_log;
+mod anthropic;
 mod auth;
 mod body;
 mod budget;
@@ -84,6 +85,7 @@ mod state;
 pub mod stats;
 mod timing;
 mod tools;
+mod unsupported;
 mod webui;
 
 pub use config::{Config, Model};

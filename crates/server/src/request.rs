@@ -302,6 +302,23 @@ impl ParsedRequest {
     }
 }
 
+/// Number of tokens in the prompts of a request, which may be longer than the context. The time grows with their size.
+pub(crate) fn count_prompt_tokens(
+    request: GenerationRequest,
+    images: LoadedImages,
+    app: &AppState,
+) -> Result<usize, Error> {
+    let mut constraint = request.options.constraint;
+    Ok(match request.input {
+        Input::Conversation(conversation) => {
+            conversation_prompt(*conversation, &images.pictures, app, &mut constraint)?.0.len()
+        }
+        Input::Prompts(prompts) => {
+            encode_prompts(prompts, &app.model)?.iter().map(|prompt| prompt.tokens.len()).sum()
+        }
+    })
+}
+
 /// Token limit of a completion; an error if the prompt is too long.
 fn max_tokens(
     prompt_tokens: usize,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
+use engine::Usage;
 use futures_util::stream::{self, BoxStream, SelectAll, Stream, StreamExt};
 use serde::Serialize;
 
@@ -60,6 +61,11 @@ impl Generation {
             Some(choice) => choice.wait_started().await,
             None => Ok(()),
         }
+    }
+
+    /// Usage of the first choice so far.
+    pub(crate) fn usage(&self) -> Usage {
+        self.choices.first().map_or_else(Usage::default, |choice| choice.usage)
     }
 
     /// Collects all choices into one response.
@@ -137,5 +143,14 @@ impl<W: EventWriter> EventSource<W> {
 
 /// An event with this data.
 pub(crate) fn event(data: &impl Serialize) -> Event {
-    Event::default().json_data(data).expect("response types serialise to JSON")
+    with_data(Event::default(), data)
+}
+
+/// An event with a name, which precedes the data.
+pub(crate) fn named_event(name: &str, data: &impl Serialize) -> Event {
+    with_data(Event::default().event(name), data)
+}
+
+fn with_data(event: Event, data: &impl Serialize) -> Event {
+    event.json_data(data).expect("response types serialise to JSON")
 }

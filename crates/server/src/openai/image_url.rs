@@ -5,10 +5,13 @@ use serde_json::Value;
 use utoipa::ToSchema;
 
 use crate::error::Error;
-use crate::images::{ImageLocation, ImageSource};
+use crate::images::{ImageLocation, ImageSource, is_remote};
 
 /// The type of the part.
 pub(crate) const IMAGE_URL: &str = "image_url";
+
+/// Start of a data URL.
+const SCHEME: &str = "data:";
 
 /// `image_url` in the OpenAPI document.
 #[derive(ToSchema)]
@@ -78,18 +81,16 @@ fn take_url(part: &mut Value, param: &str) -> Result<String, Error> {
 }
 
 fn parse_url(url: String, param: &str, limits: &Limits) -> Result<ImageLocation, Error> {
-    let has_scheme =
-        |scheme: &str| url.get(..scheme.len()).is_some_and(|start| start.eq_ignore_ascii_case(scheme));
-    if has_scheme("http://") || has_scheme("https://") {
+    if is_remote(&url) {
         return Ok(ImageLocation::Remote(url));
     }
     let invalid = |message: String| Err(Error::invalid_field(param, message));
-    if !has_scheme("data:") {
+    if !url.get(..SCHEME.len()).is_some_and(|start| start.eq_ignore_ascii_case(SCHEME)) {
         return invalid("must be a data URL, such as data:image/png;base64,…".to_owned());
     }
     // The metadata is short: the base64 is not searched.
     let comma = url.bytes().take(256).position(|byte| byte == b',');
-    let metadata = comma.map(|comma| &url["data:".len()..comma]);
+    let metadata = comma.map(|comma| &url[SCHEME.len()..comma]);
     let is_base64 = |metadata: &&str| metadata.to_ascii_lowercase().ends_with(";base64");
     let (Some(comma), Some(metadata)) = (comma, metadata.filter(is_base64)) else {
         return invalid("must be a data URL in base64: data:image/png;base64,…".to_owned());

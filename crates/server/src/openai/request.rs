@@ -4,11 +4,12 @@ use super::chat::ChatRequest;
 use super::completions::CompletionRequest;
 use super::image_url::take_images;
 use super::options::Options;
-use super::unsupported::check_unsupported;
+use super::unsupported::FIELDS;
 use crate::error::Error;
 use crate::parse::{parse, parse_json};
 use crate::request::{GenerationRequest, Input};
 use crate::state::AppState;
+use crate::unsupported::check_unsupported;
 
 /// Default `max_tokens` of `/v1/completions`, same as OpenAI's.
 const DEFAULT_MAX_TOKENS: u32 = 16;
@@ -45,7 +46,7 @@ pub(super) fn parse_request(
 ) -> Result<(GenerationRequest, ResponseOptions), Error> {
     let AppState { model, config, .. } = app;
     let mut body = parse_json(body)?;
-    check_unsupported(&body)?;
+    check_unsupported(&body, FIELDS)?;
     let options: Options = parse(&body)?;
     if !model.is_named(&options.model) {
         return Err(Error::UnknownModel(options.model));
