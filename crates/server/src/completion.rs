@@ -20,8 +20,8 @@ use crate::response::Generation;
 use crate::state::AppState;
 use crate::timing::EventTimes;
 
-/// Generates the output of a request: receives its body, parses it with the protocol's `parse`, submits it and waits for
-/// admission. Also returns what `parse` keeps of the request for its response.
+/// Generates the output of a request: receives its body, parses it with the protocol's `parse`, submits it and waits
+/// for admission. Also returns what `parse` keeps of the request for its response.
 pub(crate) async fn generate<T: Send + 'static>(
     app: &Arc<AppState>,
     log: &Arc<LogEntry>,

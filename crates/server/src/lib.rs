@@ -8,17 +8,17 @@
 //!    log entry (`access_log`). Handlers share one `state`.
 //! 3. `body` receives the body within limits of size, time and total memory (`budget`), or refuses it; `encoding`
 //!    decompresses it.
-//! 4. The module of the protocol (`openai`, `anthropic`) parses it into a `request`: a conversation or prompts, sampling
-//!    parameters, tools (`tools`), a `constraint`. Errors name the invalid field (`parse`, `unsupported`). Everything from
-//!    here to the response is the same for all protocols.
+//! 4. The module of the protocol (`openai`, `anthropic`) parses it into a `request`: a conversation or prompts,
+//!    sampling parameters, tools (`tools`), a `constraint`. Errors name the invalid field (`parse`, `unsupported`).
+//!    Everything from here to the response is the same for all protocols.
 //! 5. `images` decodes its images, which `fetch` may have fetched first. `request` then builds the engine requests with
 //!    the chat template and the tokenizer.
 //! 6. `grammars` compiles the constraint and tool schemas; `completion`, which drives these steps, submits the engine
 //!    requests to a [`Generator`] and waits for admission.
 //! 7. `choice` turns the engine's events into parts; `output` finds thinking, stop strings and tool calls in the text;
 //!    `emitted` tracks which tokens are reported with logprobs; `timing` measures prefill and decoding.
-//! 8. `response` collects the parts into one object, or streams them as server-sent events; the protocol writes both. If
-//!    the client disconnects, the streams are dropped, which cancels the engine's requests.
+//! 8. `response` collects the parts into one object, or streams them as server-sent events; the protocol writes both.
+//!    If the client disconnects, the streams are dropped, which cancels the engine's requests.
 //! 9. `metrics` renders counters, gauges and histograms for Prometheus, [`stats`] the current state for monitors.
 //!
 //! `webui` serves the web UI at `/`, which uses the same API.

@@ -302,6 +302,24 @@ fn refine_messages(schemas: &mut Map<String, Value>, model: &Model) {
     let texts = ["text", "tool_use", "tool_result", "thinking", "redacted_thinking"];
     let types: Vec<&str> = texts.into_iter().chain(image).collect();
     set("RequestBlock", "/properties/type", "enum", json!(types));
+    let block = |name: &str, required: &[&str]| {
+        let not_null = json!({ "not": { "type": "null" } });
+        let fields: Map<String, Value> =
+            required.iter().map(|field| ((*field).to_owned(), not_null.clone())).collect();
+        let kind = json!({ "properties": { "type": { "const": name } } });
+        json!({ "allOf": [kind, { "properties": fields, "required": required }] })
+    };
+    let blocks = [
+        block("text", &["text"]),
+        block("image", &["source"]),
+        block("tool_use", &["id", "name", "input"]),
+        block("tool_result", &["tool_use_id"]),
+        block("thinking", &["thinking"]),
+        block("redacted_thinking", &[]),
+    ];
+    set("RequestBlock", "", "anyOf", json!(blocks));
+    let first = json!({ "properties": { "role": { "enum": ["user", "system"] } } });
+    set("CountTokensRequest", "/properties/messages", "prefixItems", json!([first]));
 }
 
 /// A regular expression for the decimal numbers from 0 to `max`.

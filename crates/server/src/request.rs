@@ -349,7 +349,8 @@ fn choice_seed(seed: u64, choice: u32) -> u64 {
     seed.wrapping_add(u64::from(choice).wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }
 
-/// The conversation as tokens, and its thinking. If tools may be called, `constraint` becomes the grammar of their calls.
+/// The conversation as tokens, and its thinking. If tools may be called, `constraint` becomes the grammar of their
+/// calls.
 fn conversation_prompt(
     conversation: Conversation,
     pictures: &[Vec<Image>],

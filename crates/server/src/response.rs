@@ -124,8 +124,8 @@ impl<W: EventWriter> EventSource<W> {
             match self.parts.next().await {
                 Some(Ok(part)) => self.queued.extend(self.writer.part(part)),
                 Some(Err(error)) => {
-                    // Cancels the other choices. The error is the end: clients must not mistake the stream for a complete
-                    // one.
+                    // Cancels the other choices. The error is the end: clients must not mistake the stream for a
+                    // complete one.
                     self.parts.clear();
                     self.finished = true;
                     self.log.set_outcome(error.code());

@@ -1,5 +1,5 @@
-//! Fields that would change the response, but are not implemented. They are rejected: a client must not believe that they
-//! had an effect.
+//! Fields that would change the response, but are not implemented. They are rejected: a client must not believe that
+//! they had an effect.
 
 use serde_json::Value;
 

@@ -122,8 +122,8 @@ impl StopMatcher {
         self.stopped.is_some()
     }
 
-    /// Index of the stop string that was found. Of several that start at the same place, the shortest; of equal ones, the
-    /// first.
+    /// Index of the stop string that was found. Of several that start at the same place, the shortest; of equal ones,
+    /// the first.
     pub fn found(&self) -> Option<usize> {
         self.stopped
     }

@@ -162,7 +162,8 @@ pub(super) fn take_images(body: &mut Value, limits: &Limits) -> Result<Vec<Image
     Ok(sources)
 }
 
-/// Takes the images out of blocks and of the tool results among them. Recursion is limited by the parser, to 128 levels.
+/// Takes the images out of blocks and of the tool results among them. Recursion is limited by the parser, to 128
+/// levels.
 fn take_from(
     content: &mut Value,
     path: &str,

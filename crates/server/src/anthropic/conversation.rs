@@ -1,8 +1,8 @@
 //! From the messages of a request to those of the chat template.
 //!
-//! Consecutive messages of one role are one turn. A tool result becomes a message of its own, which precedes the rest of
-//! its turn, since templates expect it right after the call. The images of a result move to the rest of the turn, since
-//! templates take images in messages of the user only.
+//! Consecutive messages of one role are one turn. A tool result becomes a message of its own, which precedes the rest
+//! of its turn, since templates expect it right after the call. The images of a result move to the rest of the turn,
+//! since templates take images in messages of the user only.
 
 use std::collections::{HashMap, HashSet};
 

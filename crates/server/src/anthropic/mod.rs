@@ -1,8 +1,8 @@
 //! Anthropic's Messages API: requests (`request`, `content`, `tools`), which `conversation` turns into messages for the
 //! chat template, and responses (`response`, `models`, `error`), which `writer` makes of the output.
 //!
-//! Unknown fields are ignored, such as `cache_control`; those that would change the response but are not implemented are
-//! rejected (`unsupported`). A known field with a wrong type or an invalid value is an error that names it.
+//! Unknown fields are ignored, such as `cache_control`; those that would change the response but are not implemented
+//! are rejected (`unsupported`). A known field with a wrong type or an invalid value is an error that names it.
 
 mod content;
 mod conversation;

@@ -131,7 +131,8 @@ pub(super) struct ResponseOptions {
     pub(super) stop_sequences: Vec<String>,
 }
 
-/// Parses a body of `/v1/messages`. The time grows with its size, so this must not run on a thread of the async runtime.
+/// Parses a body of `/v1/messages`. The time grows with its size, so this must not run on a thread of the async
+/// runtime.
 pub(super) fn parse_request(
     body: &[u8],
     app: &AppState,
@@ -195,8 +196,8 @@ fn parse_prompt(body: &mut Value, app: &AppState) -> Result<GenerationRequest, E
 }
 
 impl CountTokensRequest {
-    /// Variables of the chat template. `thinking`: whether the model thinks if the request does not say; without either, it
-    /// does not, as in Anthropic's API.
+    /// Variables of the chat template. `thinking`: whether the model thinks if the request does not say; without
+    /// either, it does not, as in Anthropic's API.
     fn variables(&self, thinking: Option<bool>) -> Result<Variables, Error> {
         let mut variables = Variables::new();
         let requested = match &self.thinking {

@@ -21,7 +21,8 @@ const SCHEMA_FIELD: &str = "input_schema";
 /// A tool that the model may call.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct ClientTool {
-    /// "custom", or unset: the client executes the calls. Tools that the server would execute or define are not supported.
+    /// "custom", or unset: the client executes the calls. Tools that the server would execute or define are not
+    /// supported.
     r#type: Option<String>,
     name: Option<String>,
     /// Shown to the model.

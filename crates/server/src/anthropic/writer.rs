@@ -44,8 +44,8 @@ pub(super) struct MessageCollector {
 }
 
 impl MessageCollector {
-    /// Completes the last block, if that is a tool call. A call whose arguments were cut off is left out: it must not be
-    /// executed.
+    /// Completes the last block, if that is a tool call. A call whose arguments were cut off is left out: it must not
+    /// be executed.
     fn end_call(&mut self) {
         let arguments = std::mem::take(&mut self.arguments);
         if let Some(ResponseBlock::ToolUse { input, .. }) = self.message.content.last_mut() {

@@ -53,8 +53,8 @@ pub(crate) struct ChatRequest {
     /// Variables of the chat template, such as `enable_thinking`.
     #[schema(value_type = Option<Object>)]
     chat_template_kwargs: Option<Variables>,
-    /// Whether the model thinks before it answers, if its template has a switch for it: "none" switches thinking off, any
-    /// other value on. `enable_thinking` in `chat_template_kwargs` overrides it.
+    /// Whether the model thinks before it answers, if its template has a switch for it: "none" switches thinking off,
+    /// any other value on. `enable_thinking` in `chat_template_kwargs` overrides it.
     reasoning_effort: Option<String>,
 }
 
@@ -182,8 +182,8 @@ impl ChatRequest {
         }
     }
 
-    /// How the messages become a prompt. `thinking`: whether the model thinks if the request does not say; `None` leaves it
-    /// to the template.
+    /// How the messages become a prompt. `thinking`: whether the model thinks if the request does not say; `None`
+    /// leaves it to the template.
     fn prompt_options(&self, thinking: Option<bool>) -> Result<PromptOptions, Error> {
         let end = match (self.add_generation_prompt, self.continue_final_message.unwrap_or(false)) {
             (Some(true), true) => {

@@ -1,5 +1,6 @@
-//! OpenAI's API: requests (`options`, `chat`, `completions`, `tools`, `format`, `image_url`), which `request` turns into
-//! those of the engine, and responses (`response`, `logprobs`, `timings`, `error`), which `writer` makes of their output.
+//! OpenAI's API: requests (`options`, `chat`, `completions`, `tools`, `format`, `image_url`), which `request` turns
+//! into those of the engine, and responses (`response`, `logprobs`, `timings`, `error`), which `writer` makes of their
+//! output.
 //!
 //! A body is parsed to JSON once and read twice: as [`Options`], the fields that both endpoints share, and as the
 //! fields of its endpoint. (One type with a flattened field would lose the path of an error.) Unknown fields

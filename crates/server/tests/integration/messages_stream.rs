@@ -25,8 +25,8 @@ enum State {
     Stop,
 }
 
-/// Checks that events follow the grammar of the protocol, and adds them up to a message. Calls that are cut off are left
-/// out.
+/// Checks that events follow the grammar of the protocol, and adds them up to a message. Calls that are cut off are
+/// left out.
 pub(crate) fn assemble(events: &[(String, Value)]) -> Value {
     let (mut state, mut message, mut blocks) = (State::Start, Value::Null, Vec::<Value>::new());
     for (name, data) in events {
