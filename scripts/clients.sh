@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Tests `indrik serve` with OpenAI's own clients: the Python package, the npm package, the examples in docs/serving.md,
-# and schemathesis, which generates requests from /openapi.json.
+# Tests `indrik serve` with OpenAI's and Anthropic's own clients: the Python packages, the npm packages, the examples in
+# docs/serving.md, and schemathesis, which generates requests from /openapi.json.
 #
 #   scripts/clients.sh            all tests, a few minutes
 #   FULL=1 scripts/clients.sh     schemathesis for ten minutes instead of seconds
@@ -142,12 +142,12 @@ export CLIENTS_URL CLIENTS_STRICT_URL CLIENTS_VISION_URL CLIENTS_NODE=$node
 export PYTHONDONTWRITEBYTECODE=1
 
 if [ -n "$python" ]; then
-  check "openai for Python, and the examples in docs/serving.md" \
+  check "openai and anthropic for Python, and the examples in docs/serving.md" \
     "$python" -m pytest -q -p no:cacheprovider --tb=short --durations=5 "$root/clients/python"
 fi
 if [ -n "$node" ]; then
   # One file at a time: some tests count the server's pages.
-  check "openai for Node" node --test --test-concurrency=1 --test-reporter=spec "$node"/*.test.mjs
+  check "openai and anthropic for Node" node --test --test-concurrency=1 --test-reporter=spec "$node"/*.test.mjs
 fi
 if [ -n "$python" ]; then
   if [ -n "${FULL:-}" ]; then bounds=(--max-examples 20000 --max-time 600); else bounds=(--max-examples 50 --seed 1); fi

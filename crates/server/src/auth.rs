@@ -48,7 +48,11 @@ pub(crate) fn cors_layer(origins: &[String]) -> std::io::Result<Option<CorsLayer
         .allow_methods([Method::GET, Method::POST])
         // Client libraries send headers of their own (x-stainless-*); access is controlled by the API key.
         .allow_headers(AllowHeaders::mirror_request())
-        .expose_headers([HeaderName::from_static("x-request-id"), RETRY_AFTER]);
+        .expose_headers([
+            HeaderName::from_static("x-request-id"),
+            HeaderName::from_static("request-id"),
+            RETRY_AFTER,
+        ]);
     if origins.iter().any(|origin| origin == "*") {
         return Ok(Some(layer.allow_origin(Any)));
     }

@@ -45,17 +45,11 @@ impl From<Request> for Unread {
     }
 }
 
-impl Unread {
-    pub(crate) fn headers(&self) -> &HeaderMap {
-        &self.headers
-    }
-
-    fn length(&self) -> Option<u64> {
-        // Only digits (RFC 9110, section 8.6), of any number: a length that no integer holds is too large.
-        let text = self.headers.get(CONTENT_LENGTH)?.to_str().ok()?.trim();
-        (!text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()))
-            .then(|| text.parse().unwrap_or(u64::MAX))
-    }
+fn content_length(headers: &HeaderMap) -> Option<u64> {
+    // Only digits (RFC 9110, section 8.6), of any number: a length that no integer holds is too large.
+    let text = headers.get(CONTENT_LENGTH)?.to_str().ok()?.trim();
+    (!text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()))
+        .then(|| text.parse().unwrap_or(u64::MAX))
 }
 
 impl BodyLimits {
@@ -68,8 +62,8 @@ impl BodyLimits {
     }
 
     /// An error if the announced length exceeds the limit.
-    pub(crate) fn check_length(&self, request: &Unread) -> Result<(), Error> {
-        match request.length() {
+    pub(crate) fn check_length(&self, headers: &HeaderMap) -> Result<(), Error> {
+        match content_length(headers) {
             Some(length) if length > self.max_bytes as u64 => Err(Error::BodyTooLarge(self.max_bytes)),
             _ => Ok(()),
         }

@@ -9,9 +9,9 @@ use text::Detokenizer;
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::access_log::LogEntry;
+use crate::emitted;
 use crate::error::Error;
-use crate::openai::logprobs;
-use crate::output::{OutputParser, OutputPart};
+use crate::output::{OutputParser, OutputPart, StopReason};
 use crate::timing::{EventTimes, Timing};
 
 /// A part of one of the choices.
@@ -33,6 +33,10 @@ pub(crate) struct ChoiceStream {
     /// The prompt, if it is echoed with its log probabilities; taken when they are complete.
     pub(crate) echo: Option<Echo>,
     pub(crate) usage: Usage,
+    /// Whether the tokens of the prompt count: those of several choices count once.
+    pub(crate) counts_prompt: bool,
+    /// Why the choice failed.
+    pub(crate) failure: Option<Error>,
     pub(crate) times: EventTimes,
     /// Sum of the tokens' logprobs.
     pub(crate) logprob_sum: f64,
@@ -54,19 +58,19 @@ pub(crate) struct Echo {
 }
 
 impl ChoiceStream {
-    /// The parts of the choice, each with the choice's index and its timing so far. Dropping the stream cancels the
-    /// engine's request.
-    pub(crate) fn parts(self) -> BoxStream<'static, ChoicePart> {
+    /// The parts of the choice, each with the choice's index and its timing so far; an error is the last item. Dropping
+    /// the stream cancels the engine's request.
+    pub(crate) fn parts(self) -> BoxStream<'static, Result<ChoicePart, Error>> {
         let index = self.index;
         stream::unfold(Some(Box::new(self)), move |choice| async move {
             let mut choice = choice?;
-            while choice.output.is_empty() {
+            while choice.output.is_empty() && choice.failure.is_none() {
                 choice.advance().await;
             }
-            let part = choice.output.pop()?;
-            let last = matches!(part, OutputPart::Finished { .. } | OutputPart::Failed(_));
+            let Some(part) = choice.output.pop() else { return Some((Err(choice.failure?), None)) };
+            let last = matches!(part, OutputPart::Finished { .. });
             let timing = Timing::new(choice.usage, &choice.times);
-            Some((ChoicePart { index, part, timing }, (!last).then_some(choice)))
+            Some((Ok(ChoicePart { index, part, timing }), (!last).then_some(choice)))
         })
         .boxed()
     }
@@ -124,13 +128,13 @@ impl ChoiceStream {
                 self.push_echo();
                 self.usage.completion_tokens += 1;
                 self.times.token(self.events.sent_at());
-                self.logprob_sum += f64::from(logprobs::clamp(token.logprob));
+                self.logprob_sum += f64::from(emitted::clamp(token.logprob));
                 self.log.add_token();
                 let text = self.detokenizer.push(token.id);
                 self.output.push_token(token, &text);
-                if self.output.is_stopped() {
+                if let Some(index) = self.output.stop_string() {
                     self.events.finish_early();
-                    self.finish("stop", self.usage);
+                    self.finish(StopReason::StopString(index), self.usage);
                 }
             }
             Event::Finished { reason, usage } => {
@@ -140,18 +144,15 @@ impl ChoiceStream {
                 self.detokenizer.finish_to(&mut incomplete);
                 self.output.push_text(&incomplete);
                 self.output.finish();
-                let reason = match reason {
-                    _ if self.output.is_stopped() => "stop",
-                    FinishReason::Stop if self.output.call_count() > 0 => "tool_calls",
-                    FinishReason::Stop => "stop",
-                    _ => "length",
+                let reason = match (self.output.stop_string(), reason) {
+                    (Some(index), _) => StopReason::StopString(index),
+                    (None, FinishReason::Stop) if self.output.call_count() > 0 => StopReason::ToolCalls,
+                    (None, FinishReason::Stop) => StopReason::EndOfTurn,
+                    (None, FinishReason::MaxTokens | FinishReason::ContextLength) => StopReason::Length,
                 };
                 self.finish(reason, usage);
             }
-            Event::Failed(error) => {
-                let failed = OutputPart::Failed(self.error(error));
-                self.output.push_last(failed);
-            }
+            Event::Failed(error) => self.failure = Some(self.error(error)),
         }
     }
 
@@ -162,7 +163,10 @@ impl ChoiceStream {
         }
     }
 
-    fn finish(&mut self, reason: &'static str, usage: Usage) {
+    fn finish(&mut self, reason: StopReason, usage: Usage) {
+        if self.counts_prompt {
+            self.log.add_cached_tokens(usage.cached_tokens);
+        }
         self.log.add_tool_calls(self.output.call_count());
         // An empty completion has no mean: it is worse than any other.
         let mean_logprob = match self.usage.completion_tokens {

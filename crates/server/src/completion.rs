@@ -1,44 +1,38 @@
-//! The path of a completion: body, parsed request, grammar, engine, response.
+//! The path of a request, for all protocols: body, parsed request, grammar, engine.
 
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::extract::Request;
-use axum::response::Response;
+use axum::http::HeaderMap;
 use engine::Usage;
 use text::{DecodeSpecial, Detokenizer};
 
 use crate::access_log::LogEntry;
-use crate::body::{self, Unread};
+use crate::body;
 use crate::budget::Lease;
 use crate::choice::{ChoiceStream, Echo};
 use crate::encoding::Encoding;
 use crate::error::Error;
-use crate::images::LoadedImages;
+use crate::images::{ImageSource, LoadedImages};
 use crate::min_tokens::MinTokens;
-use crate::openai::{ImageSource, ResponseHead};
-use crate::request::{Endpoint, ParsedRequest, RequestFields};
+use crate::request::{GenerationRequest, ParsedRequest};
 use crate::response::Generation;
 use crate::state::AppState;
 use crate::timing::EventTimes;
 
-/// Handles a request to `/v1/chat/completions` or `/v1/completions`.
-pub(crate) async fn complete(
-    app: Arc<AppState>,
-    endpoint: Endpoint,
-    log: Arc<LogEntry>,
+/// Generates the output of a request: receives its body, parses it with the protocol's `parse`, submits it and waits
+/// for admission. Also returns what `parse` keeps of the request for its response.
+pub(crate) async fn generate<T: Send + 'static>(
+    app: &Arc<AppState>,
+    log: &Arc<LogEntry>,
     request: Request,
-) -> Result<Response, Error> {
-    let request = Unread::from(request);
-    if let Err(error) = check_headers(&app, &request) {
-        return Ok(app.bodies.refuse(request, error));
-    }
-    let mut parsed = parse(&app, endpoint, request, &log).await?;
-    log.set_model(&parsed.options.model);
+    parse: impl FnOnce(&[u8], &AppState) -> Result<(GenerationRequest, T), Error> + Send + 'static,
+) -> Result<(Generation, T), Error> {
+    let (mut parsed, kept) = receive(app, log, request, parse, encode).await?;
+    log.set_model(&parsed.model);
     app.check_ready()?;
-    attach_grammar(&app, &mut parsed).await?;
-    let mut generation = submit(&app, &mut parsed, &log)?;
-    let (stream, include_usage) = (parsed.options.stream(), parsed.options.include_usage());
+    attach_grammar(app, &mut parsed).await?;
+    let mut generation = submit(app, &mut parsed, log)?;
     // Free the prompt now: it may be large, and the wait in the queue long.
     drop(parsed);
     // The response head is sent after admission, so that a rejected stream gets an error status too.
@@ -46,46 +40,43 @@ pub(crate) async fn complete(
     tokio::time::timeout(timeout, generation.wait_started())
         .await
         .map_err(|_| Error::QueueTimeout(timeout))??;
-    match stream {
-        true => Ok(generation.into_stream(include_usage, &app.config)),
-        false => generation.into_response().await,
-    }
+    Ok((generation, kept))
 }
 
 /// Everything that can be wrong with a request before its body has arrived.
-fn check_headers(app: &AppState, request: &Unread) -> Result<(), Error> {
-    if !body::is_json(request.headers()) {
+pub(crate) fn check_headers(app: &AppState, headers: &HeaderMap) -> Result<(), Error> {
+    if !body::is_json(headers) {
         return Err(Error::NotJson);
     }
-    Encoding::of(request.headers())?;
-    app.bodies.check_length(request)?;
-    app.check_phase()?;
-    app.generator.would_reject().map_or(Ok(()), |rejected| Err(rejected.into()))
+    Encoding::of(headers)?;
+    app.bodies.check_length(headers)?;
+    app.check_phase()
 }
 
-/// Receives and parses a body.
-async fn parse(
+/// Receives a body, parses it, loads its images, and applies `encode` to both.
+pub(crate) async fn receive<T: Send + 'static, R: Send + 'static>(
     app: &Arc<AppState>,
-    endpoint: Endpoint,
-    request: Unread,
     log: &Arc<LogEntry>,
-) -> Result<ParsedRequest, Error> {
-    let (body, reservation) = app.bodies.receive(request).await?;
+    request: Request,
+    parse: impl FnOnce(&[u8], &AppState) -> Result<(GenerationRequest, T), Error> + Send + 'static,
+    encode: fn(GenerationRequest, LoadedImages, &AppState) -> Result<R, Error>,
+) -> Result<(R, T), Error> {
+    let (body, reservation) = app.bodies.receive(request.into()).await?;
     let (state, span) = (app.clone(), log.span.clone());
     let parsed = blocking(move || {
         let _entered = span.entered();
-        let mut fields = RequestFields::parse(endpoint, &body, &state)?;
-        let images = std::mem::take(&mut fields.images);
-        // The memory of the body is held until it is parsed, even if its client is gone by then; URLs of images are part
-        // of it.
+        let (mut request, kept) = parse(&body, &state)?;
+        let images = std::mem::take(&mut request.images);
+        // The memory of the body is held until it is parsed, even if its client is gone by then; the images are part of
+        // it.
         match images.is_empty() {
-            true => encode(fields, LoadedImages::default(), &state).map(Parsed::Complete),
-            false => Ok(Parsed::WithImages(Box::new(fields), images, reservation)),
+            true => Ok(Parsed::Complete(encode(request, LoadedImages::default(), &state)?, kept)),
+            false => Ok(Parsed::WithImages(Box::new(request), images, reservation, kept)),
         }
     });
-    let (fields, sources, reservation) = match parsed.await? {
-        Parsed::Complete(parsed) => return Ok(*parsed),
-        Parsed::WithImages(fields, sources, reservation) => (fields, sources, reservation),
+    let (request, sources, reservation, kept) = match parsed.await? {
+        Parsed::Complete(encoded, kept) => return Ok((encoded, kept)),
+        Parsed::WithImages(request, sources, reservation, kept) => (request, sources, reservation, kept),
     };
     let processor = app.model.images.as_ref().map_err(|_| Error::Internal)?;
     let images = app.images.load(processor, sources).await?;
@@ -93,21 +84,26 @@ async fn parse(
     let (state, span) = (app.clone(), log.span.clone());
     let encode = move || {
         let _entered = span.entered();
-        encode(*fields, images, &state)
+        encode(*request, images, &state)
     };
-    Ok(*blocking(encode).await?)
+    Ok((blocking(encode).await?, kept))
 }
 
-/// A body that is parsed.
-enum Parsed {
-    Complete(Box<ParsedRequest>),
+/// A body that is parsed, and what its protocol keeps of it.
+enum Parsed<R, T> {
+    /// Its prompt is encoded.
+    Complete(R, T),
     /// Its images are still to be decoded. They are part of the body's memory.
-    WithImages(Box<RequestFields>, Vec<ImageSource>, Lease),
+    WithImages(Box<GenerationRequest>, Vec<ImageSource>, Lease, T),
 }
 
 /// Encodes the prompts of a request.
-fn encode(fields: RequestFields, images: LoadedImages, app: &AppState) -> Result<Box<ParsedRequest>, Error> {
-    let parsed = ParsedRequest::new(fields, images, app)?;
+fn encode(
+    request: GenerationRequest,
+    images: LoadedImages,
+    app: &AppState,
+) -> Result<Box<ParsedRequest>, Error> {
+    let parsed = ParsedRequest::new(request, images, app)?;
     if app.config.log_prompts {
         for request in &parsed.requests {
             let prompt = app.model.tokenizer.decode(&request.prompt, DecodeSpecial::Keep);
@@ -143,7 +139,7 @@ async fn attach_grammar(app: &AppState, parsed: &mut ParsedRequest) -> Result<()
             });
         }
     }
-    let min_tokens = parsed.options.min_tokens();
+    let min_tokens = parsed.min_tokens;
     if min_tokens > 0 {
         for request in &mut parsed.requests {
             let stop_token_ids = request.stop_token_ids.clone();
@@ -158,11 +154,7 @@ async fn attach_grammar(app: &AppState, parsed: &mut ParsedRequest) -> Result<()
 fn submit(app: &AppState, parsed: &mut ParsedRequest, log: &Arc<LogEntry>) -> Result<Generation, Error> {
     let deadline = log.started + app.config.request_timeout;
     let candidates = parsed.candidates;
-    let prefix = match parsed.endpoint {
-        Endpoint::Chat => "chatcmpl",
-        Endpoint::Completions => "cmpl",
-    };
-    let id = format!("{prefix}-{}", log.id);
+    let id = format!("{}{}", parsed.id_prefix, log.id);
     let name: Arc<str> = id.as_str().into();
     let image_memory = parsed.image_memory.take().map(Arc::new);
     let mut choices = Vec::new();
@@ -179,7 +171,8 @@ fn submit(app: &AppState, parsed: &mut ParsedRequest, log: &Arc<LogEntry>) -> Re
         request.name = name.clone();
         request.span = log.span.clone();
         let events = app.generator.submit(request)?;
-        if u32::is_multiple_of(index, candidates) {
+        let counts_prompt = u32::is_multiple_of(index, candidates);
+        if counts_prompt {
             log.add_prompt_tokens(prompt_tokens);
         }
         let usage = Usage { prompt_tokens, ..Usage::default() };
@@ -191,6 +184,8 @@ fn submit(app: &AppState, parsed: &mut ParsedRequest, log: &Arc<LogEntry>) -> Re
             output,
             echo,
             usage,
+            counts_prompt,
+            failure: None,
             times: EventTimes::default(),
             logprob_sum: 0.0,
             deadline,
@@ -198,17 +193,6 @@ fn submit(app: &AppState, parsed: &mut ParsedRequest, log: &Arc<LogEntry>) -> Re
             image_memory: image_memory.clone(),
         });
     }
-    let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
-    Ok(Generation {
-        endpoint: parsed.endpoint,
-        head: ResponseHead { id, created, model: app.model.id.clone() },
-        choices,
-        echoes: std::mem::take(&mut parsed.echoes),
-        n: parsed.options.n(),
-        candidates,
-        timings: parsed.options.timings(),
-        has_tools: parsed.tool_calls.is_some(),
-        tokenizer: app.model.tokenizer.clone(),
-        log: log.clone(),
-    })
+    let echoes = std::mem::take(&mut parsed.echoes);
+    Ok(Generation { id, choices, echoes, has_tools: parsed.tool_calls.is_some(), log: log.clone() })
 }

@@ -5,6 +5,15 @@ use std::collections::VecDeque;
 use engine::Token;
 use text::Detokenizer;
 
+/// Smallest logprob reported, same as OpenAI's: JSON has no infinity.
+pub(crate) const MIN_LOGPROB: f32 = -9999.0;
+
+/// The logprob as it is reported: finite.
+pub(crate) fn clamp(logprob: f32) -> f32 {
+    // `max` returns the other operand for NaN.
+    logprob.max(MIN_LOGPROB)
+}
+
 /// A token whose text has been sent.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct EmittedToken {

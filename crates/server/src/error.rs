@@ -1,4 +1,4 @@
-//! Errors as clients see them: an HTTP status and OpenAI's error object.
+//! Errors as clients see them: an HTTP status and an object in the format of the protocol.
 
 use std::time::Duration;
 
@@ -7,10 +7,9 @@ use axum::http::header::{ACCEPT_ENCODING, ALLOW, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use engine::{RequestError, SubmitError};
-use serde::Serialize;
-use utoipa::ToSchema;
 
 use crate::encoding::ACCEPTED;
+use crate::openai::ErrorBody;
 use crate::stats::MAX_STREAMS;
 
 /// Why a request failed. Each variant has its own status and code.
@@ -142,7 +141,7 @@ impl Error {
         }
     }
 
-    /// OpenAI's `code`; also the outcome in the access log and the metrics.
+    /// The outcome in the access log and the metrics; also OpenAI's `code`.
     pub(crate) fn code(&self) -> &'static str {
         match self {
             Error::Invalid { .. } => "invalid_value",
@@ -175,23 +174,17 @@ impl Error {
         }
     }
 
-    /// OpenAI's error object.
-    pub(crate) fn body(&self) -> ErrorBody {
-        let param = match self {
-            Error::Invalid { param, .. } => param.clone(),
-            Error::Missing(param) => Some(param.clone()),
-            Error::Unsupported { param, .. } | Error::UnsupportedByModel { param, .. } => Some(param.clone()),
-            Error::UnknownModel(_) => Some("model".to_owned()),
-            Error::Grammar { param, .. } => Some((*param).to_owned()),
+    /// The field that caused the error, if any.
+    pub(crate) fn param(&self) -> Option<&str> {
+        match self {
+            Error::Invalid { param, .. } => param.as_deref(),
+            Error::Missing(param)
+            | Error::Unsupported { param, .. }
+            | Error::UnsupportedByModel { param, .. } => Some(param),
+            Error::UnknownModel(_) => Some("model"),
+            Error::Grammar { param, .. } => Some(param),
             _ => None,
-        };
-        let r#type = match self.status() {
-            StatusCode::UNAUTHORIZED => "authentication_error",
-            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
-            status if status.is_server_error() => "server_error",
-            _ => "invalid_request_error",
-        };
-        ErrorBody { error: ErrorObject { message: self.to_string(), r#type, param, code: self.code() } }
+        }
     }
 
     fn retry_after(&self) -> Option<Duration> {
@@ -209,31 +202,15 @@ impl Error {
     }
 }
 
-/// Body of an error response.
-#[derive(Debug, Serialize, ToSchema)]
-pub(crate) struct ErrorBody {
-    error: ErrorObject,
-}
-
-#[derive(Debug, Serialize, ToSchema)]
-struct ErrorObject {
-    /// Description of the error, with advice where there is any.
-    message: String,
-    r#type: &'static str,
-    /// The field that caused the error, if any.
-    #[schema(required)]
-    param: Option<String>,
-    code: &'static str,
-}
-
 /// Value of the `Retry-After` header: whole seconds, at least one.
 fn retry_seconds(after: Duration) -> u64 {
     after.as_secs_f64().ceil().max(1.0) as u64
 }
 
+/// With OpenAI's error object.
 impl IntoResponse for Error {
     fn into_response(self) -> Response {
-        let mut response = (self.status(), Json(self.body())).into_response();
+        let mut response = (self.status(), Json(ErrorBody::new(&self))).into_response();
         let headers = response.headers_mut();
         if let Some(after) = self.retry_after() {
             headers.insert(RETRY_AFTER, retry_seconds(after).into());

@@ -13,8 +13,8 @@ use grammar::{Grammar, GrammarCompiler, Matcher};
 use tokio::sync::{Semaphore, oneshot, watch};
 
 use crate::config::{Config, Model};
+use crate::constraint::{Constraint, ConstraintKind};
 use crate::error::Error;
-use crate::openai::{Constraint, ConstraintKind};
 
 /// Number of cached grammars: more than the schemas of a few local applications.
 const CACHE_SIZE: usize = 32;
@@ -58,7 +58,7 @@ impl GrammarCache {
         let key = match &kind {
             ConstraintKind::JsonObject => String::new(),
             ConstraintKind::JsonSchema(schema) => schema.to_string(),
-            ConstraintKind::ToolCalls(calls, _) => format!("{calls:?}"),
+            ConstraintKind::ToolCalls { grammar, .. } => format!("{grammar:?}"),
             kind => format!("{kind:?}"),
         };
         let cached = |cache: &Mutex<LruCache>| cache.lock().unwrap_or_else(PoisonError::into_inner).get(&key);
@@ -81,16 +81,16 @@ impl GrammarCache {
                 ConstraintKind::Regex(regex) => compiler.regex(regex),
                 ConstraintKind::Choice(choices) => compiler.choice(choices),
                 ConstraintKind::Grammar(grammar) => compiler.grammar(grammar),
-                ConstraintKind::ToolCalls(calls, _) => compiler.tool_calls(calls),
+                ConstraintKind::ToolCalls { grammar, .. } => compiler.tool_calls(grammar),
             };
             let grammar = Arc::new(grammar.map_err(|error| match (error, &kind) {
-                (grammar::Error::Tool { index, reason }, _) => {
-                    let field = format!("tools[{index}].function.parameters");
+                (grammar::Error::Tool { index, reason }, ConstraintKind::ToolCalls { schema_field, .. }) => {
+                    let field = format!("tools[{index}].{schema_field}");
                     Error::invalid_field(field, format!("cannot be used: {reason}"))
                 }
                 (
                     error @ grammar::Error::Invalid { subject: grammar::SCHEMA, .. },
-                    ConstraintKind::ToolCalls(_, format_field),
+                    ConstraintKind::ToolCalls { format_field, .. },
                 ) => Error::invalid_field(*format_field, error),
                 (error, _) => Error::invalid_field(field, error),
             })?);

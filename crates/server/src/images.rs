@@ -1,4 +1,4 @@
-//! Images of requests: from URLs to what the model's encoder takes, within limits.
+//! Images of requests: from base64 or URLs to what the model's encoder takes, within limits.
 //!
 //! Decoding and resizing take tens of milliseconds, and hundreds of megabytes for the largest images. So they run on
 //! blocking threads, a limited number at a time, and one image of a request after the other. Images that wait for the
@@ -7,6 +7,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use base64::Engine;
+use base64::alphabet;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use engine::{Image, ImageProcessor};
 use images::{Format, Limits};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -15,13 +18,84 @@ use crate::completion::blocking;
 use crate::config::{Config, Model};
 use crate::error::Error;
 use crate::fetch::Fetcher;
-use crate::openai::{ImageSource, ImageUrl, decode_data};
 
 /// Unit of the budget: semaphores count with 32 bits.
 const UNIT: usize = 1 << 10;
 
 /// Maximum number of images fetched at once.
 const MAX_FETCHES: usize = 8;
+
+/// Clients send base64 with and without padding.
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &alphabet::STANDARD,
+    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
+);
+
+/// Maximum length of a media type in an error, in characters.
+const MAX_SHOWN: usize = 60;
+
+/// An image of a request that is not decoded yet.
+#[derive(Debug)]
+pub(crate) struct ImageSource {
+    /// The field, for errors.
+    pub(crate) param: String,
+    pub(crate) location: ImageLocation,
+}
+
+/// Where the bytes of an image are.
+#[derive(Debug)]
+pub(crate) enum ImageLocation {
+    /// In the request, in base64.
+    Base64 {
+        /// As declared by the media type.
+        format: Format,
+        text: String,
+        /// Where the base64 starts in the text.
+        start: usize,
+    },
+    /// On another server: an http or https URL.
+    Remote(String),
+}
+
+impl ImageLocation {
+    /// An image in base64 that starts at `start` of a text.
+    pub(crate) fn base64(
+        param: &str,
+        mime: &str,
+        text: String,
+        start: usize,
+        limits: &Limits,
+    ) -> Result<ImageLocation, Error> {
+        let Some(format) = Format::from_mime(mime) else {
+            let mime: String = mime.chars().take(MAX_SHOWN).collect();
+            let known = Format::ALL.map(Format::mime).join(", ");
+            let message =
+                format!("the media type {mime:?} is not supported: convert the image to one of {known}");
+            return Err(Error::invalid_field(param, message));
+        };
+        let bytes = (text.len() - start) as u64 / 4 * 3;
+        if bytes > limits.max_bytes {
+            let error = images::Error::TooManyBytes { bytes, limit: limits.max_bytes };
+            return Err(Error::invalid_field(param, error));
+        }
+        Ok(ImageLocation::Base64 { format, text, start })
+    }
+
+    /// An image on another server.
+    pub(crate) fn remote(param: &str, url: String) -> Result<ImageLocation, Error> {
+        match is_remote(&url) {
+            true => Ok(ImageLocation::Remote(url)),
+            false => Err(Error::invalid_field(param, "must be an http or https URL")),
+        }
+    }
+}
+
+/// Whether an image has to be fetched.
+pub(crate) fn is_remote(url: &str) -> bool {
+    let has_scheme =
+        |scheme: &str| url.get(..scheme.len()).is_some_and(|start| start.eq_ignore_ascii_case(scheme));
+    has_scheme("http://") || has_scheme("https://")
+}
 
 /// Decodes images, within limits that all requests share.
 pub(crate) struct ImageLoader {
@@ -81,12 +155,12 @@ impl ImageLoader {
             );
             return Err(Error::invalid_field(extra.param.clone(), message));
         }
-        let is_remote = |source: &&ImageSource| matches!(source.url, ImageUrl::Remote(_));
+        let is_remote = |source: &&ImageSource| matches!(source.location, ImageLocation::Remote(_));
         if let Some(remote) = sources.iter().find(is_remote)
             && self.remote.is_none()
         {
-            let message = "this server fetches no images: send a data URL (data:image/png;base64,…), or start the \
-                           server with --allow-image-urls";
+            let message = "this server fetches no images: send the image in base64 (in OpenAI's API as a data URL, \
+                           data:image/png;base64,…), or start the server with --allow-image-urls";
             return Err(Error::invalid_field(remote.param.clone(), message));
         }
         Ok(())
@@ -103,10 +177,10 @@ impl ImageLoader {
         let units = u32::try_from(bytes.div_ceil(UNIT)).unwrap_or(u32::MAX).min(self.memory_units);
         let memory = self.admit(self.memory.clone().acquire_many_owned(units)).await?;
         let mut pictures = Vec::with_capacity(sources.len());
-        for ImageSource { param, url } in sources {
-            let bytes = match url {
-                ImageUrl::Data { format, url, start } => Bytes::Data { format, url, start },
-                ImageUrl::Remote(url) => self.fetch(&param, url).await?,
+        for ImageSource { param, location } in sources {
+            let bytes = match location {
+                ImageLocation::Base64 { format, text, start } => Bytes::Base64 { format, text, start },
+                ImageLocation::Remote(url) => self.fetch(&param, url).await?,
             };
             let worker = self.admit(self.workers.clone().acquire_owned()).await?;
             let (limits, processor) = (self.limits, processor.clone());
@@ -142,8 +216,11 @@ impl ImageLoader {
 
 /// The file of an image.
 enum Bytes {
-    /// Still in base64.
-    Data { format: Format, url: String, start: usize },
+    Base64 {
+        format: Format,
+        text: String,
+        start: usize,
+    },
     /// With the permit to fetch, so that the number of files in memory is limited too.
     Fetched(Vec<u8>, OwnedSemaphorePermit),
 }
@@ -155,12 +232,27 @@ fn decode(
     processor: &ImageProcessor,
 ) -> Result<Vec<Image>, Error> {
     let (bytes, slot) = match bytes {
-        Bytes::Data { format, url, start } => (decode_data(param, format, &url, start)?, None),
+        Bytes::Base64 { format, text, start } => (decode_base64(param, format, &text[start..])?, None),
         Bytes::Fetched(bytes, slot) => (bytes, Some(slot)),
     };
     let picture = images::decode(&bytes, limits).map_err(|error| Error::invalid_field(param, error))?;
     drop((bytes, slot));
     Ok(processor.process(&picture))
+}
+
+fn decode_base64(param: &str, format: Format, text: &str) -> Result<Vec<u8>, Error> {
+    let bytes = BASE64.decode(text).map_err(|error| {
+        Error::invalid_field(param, format!("is not valid base64: {}", error.to_string().to_lowercase()))
+    })?;
+    match Format::of(&bytes) {
+        Some(found) if found != format => {
+            let (declared, mime) = (format.mime(), found.mime());
+            let message = format!("is declared as {declared}, but contains {found}: declare it as {mime}");
+            Err(Error::invalid_field(param, message))
+        }
+        // Decoding reports unknown formats.
+        _ => Ok(bytes),
+    }
 }
 
 #[cfg(test)]
@@ -180,7 +272,7 @@ mod tests {
         let url = "data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7";
         let source = |_| ImageSource {
             param: "x".to_owned(),
-            url: ImageUrl::Data { format: Format::Gif, url: url.to_owned(), start: 22 },
+            location: ImageLocation::Base64 { format: Format::Gif, text: url.to_owned(), start: 22 },
         };
         (0..count).map(source).collect()
     }

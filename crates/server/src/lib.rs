@@ -1,4 +1,4 @@
-//! OpenAI-compatible HTTP server for the inference engine.
+//! HTTP server for the inference engine, with the APIs of OpenAI and Anthropic.
 //!
 //! The path of a completion, module by module:
 //!
@@ -8,15 +8,17 @@
 //!    log entry (`access_log`). Handlers share one `state`.
 //! 3. `body` receives the body within limits of size, time and total memory (`budget`), or refuses it; `encoding`
 //!    decompresses it.
-//! 4. `request` parses it into the types of `openai`, whose errors name the invalid field. `images` decodes its images,
-//!    which `fetch` may have fetched first. `request` then builds the engine requests: chat template and tokenizer,
-//!    sampling parameters, tools (`tools`).
-//! 5. `grammars` compiles `response_format` and tool schemas into token constraints.
-//! 6. `completion` submits the requests to a [`Generator`] and waits for admission.
-//! 7. `choice` turns the engine's events into text; `output` finds stop strings and tool calls in it; `emitted` tracks
-//!    which tokens are reported with logprobs; `timing` measures prefill and decoding.
-//! 8. `response` sends one JSON object or server-sent events. If the client disconnects, the streams are dropped,
-//!    which cancels the engine's requests.
+//! 4. The module of the protocol (`openai`, `anthropic`) parses it into a `request`: a conversation or prompts,
+//!    sampling parameters, tools (`tools`), a `constraint`. Errors name the invalid field (`parse`, `unsupported`).
+//!    Everything from here to the response is the same for all protocols.
+//! 5. `images` decodes its images, which `fetch` may have fetched first. `request` then builds the engine requests with
+//!    the chat template and the tokenizer.
+//! 6. `grammars` compiles the constraint and tool schemas; `completion`, which drives these steps, submits the engine
+//!    requests to a [`Generator`] and waits for admission.
+//! 7. `choice` turns the engine's events into parts; `output` finds thinking, stop strings and tool calls in the text;
+//!    `emitted` tracks which tokens are reported with logprobs; `timing` measures prefill and decoding.
+//! 8. `response` collects the parts into one object, or streams them as server-sent events; the protocol writes both.
+//!    If the client disconnects, the streams are dropped, which cancels the engine's requests.
 //! 9. `metrics` renders counters, gauges and histograms for Prometheus, [`stats`] the current state for monitors.
 //!
 //! `webui` serves the web UI at `/`, which uses the same API.
@@ -49,6 +51,7 @@
 //! ```
 
 mod access_log;
+mod anthropic;
 mod auth;
 mod body;
 mod budget;
@@ -57,6 +60,7 @@ mod completion;
 mod config;
 mod connection;
 mod connections;
+mod constraint;
 mod emitted;
 mod encoding;
 mod error;
@@ -71,6 +75,7 @@ mod min_tokens;
 mod openai;
 mod openapi;
 mod output;
+mod parse;
 mod phase;
 mod random;
 mod request;
@@ -80,6 +85,7 @@ mod state;
 pub mod stats;
 mod timing;
 mod tools;
+mod unsupported;
 mod webui;
 
 pub use config::{Config, Model};

@@ -3,15 +3,22 @@
 use serde_json::{Map, Value, json};
 use utoipa::{PartialSchema, ToSchema};
 
+use crate::anthropic::{self, CountTokensRequest, Message, MessagesRequest, StreamEvent, TokenCount};
 use crate::config::{Config, Model};
 use crate::encoding::ACCEPTED;
-use crate::error::ErrorBody;
-use crate::openai::options::{MAX_BIASES, MAX_STOPS};
-use crate::openai::tools::{MAX_TOOLS, NAME_PATTERN};
+use crate::openai::tools::NAME_PATTERN;
 use crate::openai::{
-    ChatChoice, ChatChunkChoice, ChatLogprobs, ChatRequest, Completion, CompletionRequest, ModelInfo,
-    ModelList, Options, TextChoice, TextLogprobs,
+    ChatChoice, ChatChunkChoice, ChatLogprobs, ChatRequest, Completion, CompletionRequest, ErrorBody,
+    ModelInfo, ModelList, Options, TextChoice, TextLogprobs,
 };
+use crate::request::{MAX_BIASES, MAX_STOPS};
+use crate::tools::MAX_TOOLS;
+
+/// Names of schemas.
+const MESSAGE: &str = "Message";
+const MESSAGES_ERROR: &str = "MessagesErrorBody";
+const STREAM_EVENT: &str = "StreamEvent";
+const TOKEN_COUNT: &str = "TokenCount";
 
 /// The OpenAPI document of a server with this model and these limits.
 pub(crate) fn document(model: &Model, config: &Config) -> Value {
@@ -28,6 +35,8 @@ pub(crate) fn document(model: &Model, config: &Config) -> Value {
                 "Create a text completion",
                 &["TextCompletion", "TextCompletion"],
             ),
+            "/v1/messages": messages(),
+            "/v1/messages/count_tokens": count_tokens(),
             "/v1/models": {
                 "get": operation("List the models", json!({ "200": response("The models", "ModelList") }), true),
             },
@@ -65,7 +74,10 @@ pub(crate) fn document(model: &Model, config: &Config) -> Value {
         },
         "components": {
             "schemas": schemas(model, config),
-            "securitySchemes": { "key": { "type": "http", "scheme": "bearer" } },
+            "securitySchemes": {
+                "key": { "type": "http", "scheme": "bearer" },
+                "x-api-key": { "type": "apiKey", "in": "header", "name": "x-api-key" },
+            },
         },
     })
 }
@@ -84,11 +96,50 @@ fn completion<T: ToSchema>(summary: &str, schemas: &[&str; 2]) -> Value {
         json!({ "200": { "description": "The completion: one object, or a stream", "content": content } });
     let mut operation = operation(summary, responses, true);
     let body = json!({ "allOf": [reference(&T::name()), reference(&Options::name())] });
-    operation["requestBody"] = json!({
+    operation["requestBody"] = request_body(&body);
+    json!({ "post": operation })
+}
+
+fn request_body(schema: &Value) -> Value {
+    json!({
         "required": true,
         "description": format!("JSON; its Content-Encoding may be one of {ACCEPTED}"),
-        "content": { "application/json": { "schema": body } },
+        "content": { "application/json": { "schema": schema } },
+    })
+}
+
+/// The path of Anthropic's messages.
+fn messages() -> Value {
+    let data = json!({
+        "type": "string",
+        "contentMediaType": "application/json",
+        "contentSchema": { "anyOf": [reference(STREAM_EVENT), reference(MESSAGES_ERROR)] },
     });
+    let properties = json!({ "event": { "type": "string" }, "data": data });
+    let event = json!({ "type": "object", "required": ["event", "data"], "properties": properties });
+    let content = json!({
+        "application/json": { "schema": reference(MESSAGE) },
+        "text/event-stream": { "itemSchema": event },
+    });
+    let responses =
+        json!({ "200": { "description": "The message: one object, or a stream", "content": content } });
+    let body =
+        json!({ "allOf": [reference(&CountTokensRequest::name()), reference(&MessagesRequest::name())] });
+    anthropic_operation("Create a message (Anthropic's API)", responses, &body)
+}
+
+fn count_tokens() -> Value {
+    let responses = json!({ "200": response("The number of tokens", TOKEN_COUNT) });
+    let body = reference(&CountTokensRequest::name());
+    anthropic_operation("Count the tokens of a prompt (Anthropic's API)", responses, &body)
+}
+
+/// A POST operation with the errors and keys of Anthropic's API.
+fn anthropic_operation(summary: &str, responses: Value, body: &Value) -> Value {
+    let mut operation = operation(summary, responses, true);
+    operation["responses"]["default"] = response("Error", MESSAGES_ERROR);
+    operation["security"] = json!([{}, { "x-api-key": [] }, { "key": [] }]);
+    operation["requestBody"] = request_body(body);
     json!({ "post": operation })
 }
 
@@ -135,7 +186,14 @@ fn schemas(model: &Model, config: &Config) -> Map<String, Value> {
     add::<ChatLogprobs>(&mut schemas, &ChatLogprobs::name());
     add::<TextLogprobs>(&mut schemas, &TextLogprobs::name());
     add::<ErrorBody>(&mut schemas, "ErrorBody");
+    add::<CountTokensRequest>(&mut schemas, &CountTokensRequest::name());
+    add::<MessagesRequest>(&mut schemas, &MessagesRequest::name());
+    add::<Message>(&mut schemas, MESSAGE);
+    add::<StreamEvent>(&mut schemas, STREAM_EVENT);
+    add::<TokenCount>(&mut schemas, TOKEN_COUNT);
+    add::<anthropic::ErrorBody>(&mut schemas, MESSAGES_ERROR);
     refine(&mut schemas, model, config);
+    refine_messages(&mut schemas, model);
     schemas
 }
 
@@ -225,6 +283,43 @@ fn refine(schemas: &mut Map<String, Value>, model: &Model, config: &Config) {
         set("PromptSchema", &format!("/oneOf/{list}"), "minItems", json!(1));
     }
     set("PromptSchema", "/oneOf/3/items", "minItems", json!(1));
+}
+
+/// [`refine`] for the schemas of Anthropic's API.
+fn refine_messages(schemas: &mut Map<String, Value>, model: &Model) {
+    let mut set = |schema: &str, pointer: &str, key: &str, value: Value| {
+        let schema = schemas.get_mut(schema).and_then(|schema| schema.pointer_mut(pointer));
+        schema.expect("the schema has this field")[key] = value;
+    };
+    let names: Vec<&String> = std::iter::once(&model.id).chain(&model.aliases).collect();
+    set("CountTokensRequest", "/properties/model", "enum", json!(names));
+    set("CountTokensRequest", "/properties/tools", "maxItems", json!(MAX_TOOLS));
+    set("MessagesRequest", "/properties/stop_sequences", "maxItems", json!(MAX_STOPS));
+    set("MessagesRequest", "/properties/stop_sequences/items", "minLength", json!(1));
+    set("ClientTool", "/properties/type", "enum", json!(["custom", null]));
+    set("ClientTool", "/properties/name", "pattern", json!(anthropic::NAME_PATTERN));
+    let image = model.images.is_ok().then_some("image");
+    let texts = ["text", "tool_use", "tool_result", "thinking", "redacted_thinking"];
+    let types: Vec<&str> = texts.into_iter().chain(image).collect();
+    set("RequestBlock", "/properties/type", "enum", json!(types));
+    let block = |name: &str, required: &[&str]| {
+        let not_null = json!({ "not": { "type": "null" } });
+        let fields: Map<String, Value> =
+            required.iter().map(|field| ((*field).to_owned(), not_null.clone())).collect();
+        let kind = json!({ "properties": { "type": { "const": name } } });
+        json!({ "allOf": [kind, { "properties": fields, "required": required }] })
+    };
+    let blocks = [
+        block("text", &["text"]),
+        block("image", &["source"]),
+        block("tool_use", &["id", "name", "input"]),
+        block("tool_result", &["tool_use_id"]),
+        block("thinking", &["thinking"]),
+        block("redacted_thinking", &[]),
+    ];
+    set("RequestBlock", "", "anyOf", json!(blocks));
+    let first = json!({ "properties": { "role": { "enum": ["user", "system"] } } });
+    set("CountTokensRequest", "/properties/messages", "prefixItems", json!([first]));
 }
 
 /// A regular expression for the decimal numbers from 0 to `max`.

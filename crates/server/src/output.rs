@@ -7,9 +7,8 @@ use engine::{Token, Usage};
 use text::{Detokenizer, StopMatcher, ThinkingEvent, ThinkingParser, ToolCallEvent, ToolCallParser};
 
 use crate::emitted::{EmittedToken, PendingTokens};
-use crate::error::Error;
 
-/// A part of a choice. [`OutputPart::Finished`] or [`OutputPart::Failed`] is the last one.
+/// A part of a choice. [`OutputPart::Finished`] is the last one, unless the choice fails.
 #[derive(Debug)]
 pub(crate) enum OutputPart {
     /// Content, and the tokens to report with it if logprobs were requested. Never both empty.
@@ -22,9 +21,20 @@ pub(crate) enum OutputPart {
     Arguments(String),
     /// End of the choice. `mean_logprob` is the mean log probability of its tokens.
     /// `reasoning_tokens` are those of the thinking; `None` if the model has no thinking.
-    Finished { reason: &'static str, usage: Usage, reasoning_tokens: Option<u32>, mean_logprob: f64 },
-    /// The choice failed.
-    Failed(Error),
+    Finished { reason: StopReason, usage: Usage, reasoning_tokens: Option<u32>, mean_logprob: f64 },
+}
+
+/// Why a choice ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StopReason {
+    /// The model ended it.
+    EndOfTurn,
+    /// The stop string with this index was found.
+    StopString(usize),
+    /// The model ended it, and it has tool calls.
+    ToolCalls,
+    /// It has reached the maximum number of tokens, or the context length.
+    Length,
 }
 
 /// Parses the text of one choice into parts.
@@ -84,9 +94,9 @@ impl OutputParser {
         self.thinking.is_some().then_some(self.reasoning_tokens)
     }
 
-    /// Whether a stop string was found.
-    pub(crate) fn is_stopped(&self) -> bool {
-        self.stopped
+    /// Index of the stop string that was found.
+    pub(crate) fn stop_string(&self) -> Option<usize> {
+        self.stops.found()
     }
 
     /// The request field that constrains the output.

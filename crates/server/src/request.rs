@@ -1,75 +1,130 @@
-//! Turns a request body into engine requests.
+//! Requests in terms of no protocol, and the engine requests that they become.
+//!
+//! Each protocol parses its bodies into a [`GenerationRequest`]. [`ParsedRequest`] applies the chat template and the
+//! tokenizer to it.
 
 use std::num::NonZeroU32;
 
-use engine::{Image, Request, join_images};
+use engine::{Image, Request, Sampling, join_images};
 use text::{
-    DecodeSpecial, Detokenizer, EncodeSpecial, FimTokens, Message, PromptEnd, StopMatcher,
+    DecodeSpecial, Detokenizer, EncodeSpecial, FimTokens, Message, PromptEnd, PromptOptions, StopMatcher,
     ThinkingConstraint, ThinkingFormat, ThinkingParser, TokenConstraint, Tokenizer,
 };
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::config::{Config, Model};
+use crate::constraint::{Constraint, ConstraintKind};
 use crate::error::Error;
-use crate::images::LoadedImages;
-use crate::openai::{
-    self, ChatRequest, CompletionRequest, Constraint, ConstraintKind, ImageSource, MAX_BIASES, Options,
-    Prompt,
-};
+use crate::images::{ImageSource, LoadedImages};
 use crate::output::OutputParser;
 use crate::random;
 use crate::state::AppState;
-use crate::tools::{self, ToolCallParsing};
+use crate::tools::{self, ToolCallParsing, ToolOptions};
 
-/// Default `max_tokens` of `/v1/completions`, same as OpenAI's.
-const DEFAULT_MAX_TOKENS: u32 = 16;
+/// Maximum number of stop strings.
+pub(crate) const MAX_STOPS: usize = 64;
 
-/// The endpoint of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Endpoint {
-    /// `/v1/chat/completions`
-    Chat,
-    /// `/v1/completions`
-    Completions,
-}
+/// Maximum length of a stop string in bytes: every choice keeps a match table of it.
+const MAX_STOP_BYTES: usize = 1024;
 
-/// The fields of a request, before its images are decoded and its prompt is encoded.
+/// Maximum number of logit biases, the size of the sampler's table.
+pub(crate) const MAX_BIASES: usize = 512;
+
+/// What a client requests. Its fields are validated, but its images are not decoded and its prompt is not encoded yet.
 #[derive(Debug)]
-pub(crate) struct RequestFields {
-    options: Options,
-    input: Input,
-    /// Images that are not decoded yet, in the order of their parts.
+pub(crate) struct GenerationRequest {
+    /// Start of the response's id; that of the request follows.
+    pub(crate) id_prefix: &'static str,
+    /// Name of the model, as the client wrote it.
+    pub(crate) model: String,
+    pub(crate) input: Input,
+    /// Images that are not decoded yet, in the order of the input.
     pub(crate) images: Vec<ImageSource>,
+    pub(crate) options: GenerationOptions,
 }
 
-/// The fields of the endpoint.
+/// How the output is generated.
+#[derive(Debug, Default)]
+pub(crate) struct GenerationOptions {
+    /// Sampling parameters. The seed is ignored.
+    pub(crate) sampling: Sampling,
+    /// `None`: a random one.
+    pub(crate) seed: Option<u64>,
+    /// Choices to generate per prompt: as many as are returned, or more if the best of them are.
+    pub(crate) candidates: u32,
+    /// `None`: as many as the context allows.
+    pub(crate) max_tokens: Option<u32>,
+    /// Tokens before the completion may end.
+    pub(crate) min_tokens: u32,
+    pub(crate) stops: Vec<String>,
+    /// Further tokens that end a completion.
+    pub(crate) stop_token_ids: Vec<u32>,
+    /// Whether the model's own tokens that end a completion are ignored.
+    pub(crate) ignore_eos: bool,
+    pub(crate) constraint: Option<Constraint>,
+    /// Number of most probable tokens to report per position; `None` without logprobs.
+    pub(crate) top_logprobs: Option<u32>,
+}
+
+/// The input of a request.
 #[derive(Debug)]
-enum Input {
-    Chat(Box<ChatRequest>),
-    Completions(CompletionRequest),
+pub(crate) enum Input {
+    Conversation(Box<Conversation>),
+    Prompts(Prompts),
 }
 
-impl RequestFields {
-    /// Parses a body. The time grows with its size, so this must not run on a thread of the async runtime.
-    pub(crate) fn parse(endpoint: Endpoint, body: &[u8], app: &AppState) -> Result<RequestFields, Error> {
-        let AppState { model, config, .. } = app;
-        let mut body = openai::parse_json(body)?;
-        openai::check_unsupported(&body)?;
-        let options: Options = openai::parse(&body)?;
-        if !model.is_named(&options.model) {
-            return Err(Error::UnknownModel(options.model));
+/// Messages for the chat template.
+#[derive(Debug)]
+pub(crate) struct Conversation {
+    pub(crate) messages: Vec<Message>,
+    /// The tools that may be called, if any.
+    pub(crate) tools: Option<ToolOptions>,
+    pub(crate) prompt_options: PromptOptions,
+    /// The first field of the messages with a tool call or a result, for errors.
+    pub(crate) tools_used_at: Option<String>,
+}
+
+/// Prompts without a template.
+#[derive(Debug)]
+pub(crate) struct Prompts {
+    pub(crate) prompts: Vec<Prompt>,
+    /// Text after the completion: the model fills in the middle.
+    pub(crate) suffix: Option<String>,
+    /// Whether completions start with their prompts.
+    pub(crate) echo: bool,
+}
+
+/// A prompt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Prompt {
+    Text(String),
+    Tokens(Vec<u32>),
+}
+
+/// Validates stop strings of the field `field`.
+pub(crate) fn check_stops(field: &str, stops: &[String]) -> Result<(), Error> {
+    if stops.len() > MAX_STOPS {
+        let message = format!("has {} strings, but at most {MAX_STOPS} are allowed", stops.len());
+        return Err(Error::invalid_field(field, message));
+    }
+    if let Some(long) = stops.iter().find(|stop| stop.len() > MAX_STOP_BYTES) {
+        let message = format!("has a string of {} bytes, but the limit is {MAX_STOP_BYTES}", long.len());
+        return Err(Error::invalid_field(field, message));
+    }
+    if stops.iter().any(String::is_empty) {
+        return Err(Error::invalid_field(field, "has an empty string: leave it out"));
+    }
+    Ok(())
+}
+
+/// A sampling parameter between `low` and `high`; `base` if it is not given.
+pub(crate) fn ranged(field: &str, value: Option<f64>, low: f64, high: f64, base: f32) -> Result<f32, Error> {
+    match value {
+        None => Ok(base),
+        Some(value) if (low..=high).contains(&value) => Ok(value as f32),
+        Some(value) => {
+            Err(Error::invalid_field(field, format!("is {value}, but must be between {low} and {high}")))
         }
-        options.validate(config.max_choices)?;
-        let mut images = vec![];
-        if endpoint == Endpoint::Chat {
-            images = openai::take_images(&mut body, app.images.limits())?;
-            app.images.check(model, &images)?;
-        }
-        let input = match endpoint {
-            Endpoint::Chat => Input::Chat(Box::new(openai::parse(&body)?)),
-            Endpoint::Completions => Input::Completions(openai::parse(&body)?),
-        };
-        Ok(RequestFields { options, input, images })
     }
 }
 
@@ -81,12 +136,14 @@ struct EncodedPrompt {
     echo: String,
 }
 
-/// A parsed and validated request.
+/// A request that is ready for the engine.
 #[derive(Debug)]
 pub(crate) struct ParsedRequest {
-    pub(crate) endpoint: Endpoint,
-    pub(crate) options: Options,
-    /// Choices to generate per prompt: `n`, or more if the best of them are returned.
+    /// Start of the response's id; that of the request follows.
+    pub(crate) id_prefix: &'static str,
+    /// Name of the model, as the client wrote it.
+    pub(crate) model: String,
+    /// Choices to generate per prompt.
     pub(crate) candidates: u32,
     /// One engine request per candidate: those of the first prompt, those of the second, and so on.
     pub(crate) requests: Vec<Request>,
@@ -94,6 +151,9 @@ pub(crate) struct ParsedRequest {
     pub(crate) echoes: Vec<String>,
     /// Whether log probabilities of the echoed prompts are reported.
     pub(crate) scores_prompt: bool,
+    /// Tokens before the completion may end.
+    pub(crate) min_tokens: u32,
+    stops: Vec<String>,
     /// Constraint on the output; taken when it is compiled to a grammar.
     pub(crate) constraint: Option<Constraint>,
     /// The field of the constraint.
@@ -103,7 +163,7 @@ pub(crate) struct ParsedRequest {
     /// Present if the output may contain thinking.
     pub(crate) thinking: Option<Thinking>,
     /// Whether logprobs were requested.
-    pub(crate) logprobs: bool,
+    logprobs: bool,
     /// Memory of the images.
     pub(crate) image_memory: Option<OwnedSemaphorePermit>,
 }
@@ -131,75 +191,65 @@ impl Thinking {
 }
 
 impl ParsedRequest {
-    /// Encodes the prompts and validates the rest. The time grows with the size of the prompts, so this must not run on a
-    /// thread of the async runtime.
+    /// Encodes the prompts. The time grows with their size, so this must not run on a thread of the async runtime.
     pub(crate) fn new(
-        fields: RequestFields,
+        request: GenerationRequest,
         images: LoadedImages,
         app: &AppState,
     ) -> Result<ParsedRequest, Error> {
         let AppState { model, config, .. } = app;
         let context_length = app.generator.context_length();
-        let RequestFields { options, input, .. } = fields;
+        let GenerationRequest { id_prefix, model: name, input, options, .. } = request;
         let LoadedImages { pictures, memory: image_memory } = images;
-        let mut sampling = options.sampling(&model.sampling, model.token_count() as usize)?;
+        let GenerationOptions { mut sampling, mut constraint, candidates, top_logprobs, .. } = options;
         let suppressed = model.tokenizer.suppressed_token_ids().iter().filter(|id| **id < model.vocab_size);
         sampling.biases.extend(suppressed.map(|id| (*id, f32::NEG_INFINITY)));
         if sampling.biases.len() > MAX_BIASES {
             let message = format!("has too many tokens: at most {MAX_BIASES} with those that the model bans");
             return Err(Error::invalid_field("logit_bias", message));
         }
-        let mut constraint = options.constraint()?;
-        let (mut tool_calls, mut thinking) = (None, None);
-        let mut candidates = options.n();
+        let (mut tool_calls, mut thinking, mut scores_prompt) = (None, None, false);
         // Tokens that end a completion.
-        let mut end_token_ids = model.stop_token_ids.clone();
-        let (endpoint, prompts, top_logprobs, echo) = match input {
-            Input::Chat(chat) => {
-                let top_logprobs = chat.top_logprobs()?;
+        let mut stop_token_ids = if options.ignore_eos { vec![] } else { model.stop_token_ids.clone() };
+        let prompts = match input {
+            Input::Conversation(conversation) => {
                 let tokens;
-                (tokens, thinking) = chat_prompt(*chat, &pictures, app, &mut constraint)?;
-                if let Some(ConstraintKind::ToolCalls(grammar, _)) =
+                (tokens, thinking) = conversation_prompt(*conversation, &pictures, app, &mut constraint)?;
+                if let Some(ConstraintKind::ToolCalls { grammar, .. }) =
                     constraint.as_ref().map(|found| &found.kind)
                 {
                     tool_calls = Some(ToolCallParsing::new(grammar));
                 }
-                let prompt = EncodedPrompt { tokens, images: pictures.concat(), echo: String::new() };
-                (Endpoint::Chat, vec![prompt], top_logprobs, false)
+                vec![EncodedPrompt { tokens, images: pictures.concat(), echo: String::new() }]
             }
-            Input::Completions(completion) => {
-                let top_logprobs = completion.top_logprobs()?;
-                let echo = completion.echo();
-                candidates = completion.candidates(&options, config.max_choices)?;
-                if completion.suffix().is_some() {
+            Input::Prompts(prompts) => {
+                scores_prompt = prompts.echo && top_logprobs.is_some();
+                if prompts.suffix.is_some() {
                     let more = fim_tokens(model)?.stop_token_ids.iter();
-                    end_token_ids.extend(more.filter(|id| !model.stop_token_ids.contains(id)));
-                    if echo && top_logprobs.is_some() {
+                    let more = more.filter(|id| !options.ignore_eos && !model.stop_token_ids.contains(id));
+                    stop_token_ids.extend(more);
+                    if scores_prompt {
                         let message = "cannot be combined with 'echo' and 'logprobs': the echoed prompt is not what \
                                        the model reads";
                         return Err(Error::invalid_field("suffix", message));
                     }
                 }
-                let prompts = completion_prompts(completion, candidates, model, config)?;
-                (Endpoint::Completions, prompts, top_logprobs, echo)
+                encode_prompts(prompts, model)?
             }
         };
-        let scores_prompt = echo && top_logprobs.is_some();
-        if !scores_prompt {
-            options.require_completion()?;
-        }
-        if constraint.is_some() && options.ignores_eos() {
+        stop_token_ids.extend(&options.stop_token_ids);
+        if constraint.is_some() && options.ignore_eos {
             let message = "cannot be combined with a constraint, which decides where the output ends";
             return Err(Error::invalid_field("ignore_eos", message));
         }
         // A tiny vocabulary may have fewer tokens than requested.
         let top = top_logprobs.unwrap_or(0).min(model.vocab_size);
         sampling.top = top;
-        let stop_token_ids = options.stop_token_ids(&end_token_ids, model.token_count() as usize)?;
-        let seed = options.seed.map_or_else(random::number, |seed| seed as u64);
+        let seed = options.seed.unwrap_or_else(random::number);
         let (mut requests, mut echoes) = (Vec::new(), Vec::new());
         for EncodedPrompt { tokens, images, echo } in prompts {
-            let max_tokens = max_tokens(endpoint, tokens.len(), &options, config, context_length)?;
+            let (requested, min_tokens) = (options.max_tokens, options.min_tokens);
+            let max_tokens = max_tokens(tokens.len(), requested, min_tokens, config, context_length)?;
             for choice in 0..candidates {
                 let mut sampling = sampling.clone();
                 sampling.seed = choice_seed(seed, choice);
@@ -214,27 +264,28 @@ impl ParsedRequest {
                 echoes.push(echo.clone());
             }
         }
-        let logprobs = top_logprobs.is_some();
         let constraint_field = constraint.as_ref().map_or("response_format", Constraint::top_field);
         Ok(ParsedRequest {
-            endpoint,
-            options,
+            id_prefix,
+            model: name,
             candidates,
             requests,
             echoes,
             scores_prompt,
+            min_tokens: options.min_tokens,
+            stops: options.stops,
             constraint,
             constraint_field,
             tool_calls,
             thinking,
-            logprobs,
+            logprobs: top_logprobs.is_some(),
             image_memory,
         })
     }
 
     /// A detokenizer and an output parser for one choice.
     pub(crate) fn output(&self, model: &Model) -> Result<(Detokenizer, OutputParser), Error> {
-        let stops = StopMatcher::new(self.options.stops()).map_err(|e| Error::invalid_field("stop", e))?;
+        let stops = StopMatcher::new(&self.stops).map_err(|e| Error::invalid_field("stop", e))?;
         let kept = self.tool_calls.iter().flat_map(|calls| calls.control_tokens.iter().copied());
         let delimiters = self.thinking.iter().flat_map(|thinking| &thinking.format.control_tokens);
         let kept = kept.chain(delimiters.map(|(_, id)| *id));
@@ -251,11 +302,28 @@ impl ParsedRequest {
     }
 }
 
+/// Number of tokens in the prompts of a request, which may be longer than the context. The time grows with their size.
+pub(crate) fn count_prompt_tokens(
+    request: GenerationRequest,
+    images: LoadedImages,
+    app: &AppState,
+) -> Result<usize, Error> {
+    let mut constraint = request.options.constraint;
+    Ok(match request.input {
+        Input::Conversation(conversation) => {
+            conversation_prompt(*conversation, &images.pictures, app, &mut constraint)?.0.len()
+        }
+        Input::Prompts(prompts) => {
+            encode_prompts(prompts, &app.model)?.iter().map(|prompt| prompt.tokens.len()).sum()
+        }
+    })
+}
+
 /// Token limit of a completion; an error if the prompt is too long.
 fn max_tokens(
-    endpoint: Endpoint,
     prompt_tokens: usize,
-    options: &Options,
+    requested: Option<u32>,
+    min_tokens: u32,
     config: &Config,
     context_length: u32,
 ) -> Result<u32, Error> {
@@ -266,15 +334,12 @@ fn max_tokens(
     };
     // One more than the free context: the last token of a completion is never an input.
     let available = spare.saturating_add(context_length - max_prompt).saturating_add(1);
-    let requested = match endpoint {
-        Endpoint::Chat => options.max_tokens().unwrap_or(available),
-        Endpoint::Completions => options.max_tokens().unwrap_or(DEFAULT_MAX_TOKENS),
-    };
-    if options.min_tokens() > requested {
-        let message = format!("is {}, but the maximum number of tokens is {requested}", options.min_tokens());
+    let requested = requested.unwrap_or(available);
+    if min_tokens > requested {
+        let message = format!("is {min_tokens}, but the maximum number of tokens is {requested}");
         return Err(Error::invalid_field("min_tokens", message));
     }
-    // Requesting more than fits is not an error: the completion ends with `length`.
+    // Requesting more than fits is not an error: the completion ends there.
     Ok(requested.min(available))
 }
 
@@ -284,39 +349,31 @@ fn choice_seed(seed: u64, choice: u32) -> u64 {
     seed.wrapping_add(u64::from(choice).wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }
 
-/// The conversation as tokens, and its thinking. If tools may be called, `constraint` becomes the grammar of their calls.
-fn chat_prompt(
-    chat: ChatRequest,
+/// The conversation as tokens, and its thinking. If tools may be called, `constraint` becomes the grammar of their
+/// calls.
+fn conversation_prompt(
+    conversation: Conversation,
     pictures: &[Vec<Image>],
     app: &AppState,
     constraint: &mut Option<Constraint>,
 ) -> Result<(Vec<u32>, Option<Thinking>), Error> {
-    let AppState { model, tool_support, thinking_format, config, .. } = app;
-    let prompt_options = chat.prompt_options(config.thinking)?;
-    let (messages, tool_options) = chat.into_messages()?;
-    if prompt_options.end == PromptEnd::LastMessage {
-        let is_text = |last: &Message| last.role == "assistant" && last.tool_calls.is_empty();
-        if !messages.last().is_some_and(is_text) {
-            let message = "needs an assistant message without tool calls at the end of 'messages'";
-            return Err(Error::invalid_field("continue_final_message", message));
-        }
-    }
+    let AppState { model, tool_support, thinking_format, .. } = app;
+    let Conversation { messages, tools, prompt_options, tools_used_at } = conversation;
     let Some(template) = &model.chat_template else {
         let message = "the model has no chat template: use /v1/completions".to_owned();
         return Err(Error::Invalid { param: Some("model".to_owned()), message });
     };
-    let format = tools::call_format(tool_support, &model.id, tool_options.is_some(), &messages)?;
-    let tool_options = tool_options.unwrap_or_default();
-    if let Some(format) = format {
+    let format = tools::call_format(tool_support, &model.id, tools.is_some(), tools_used_at.as_deref())?;
+    if let Some((format, tools)) = format.zip(tools.as_ref()) {
         let format_field = constraint.as_ref().map_or("response_format", |constraint| constraint.field);
-        let grammar = tools::call_grammar(&tool_options, format, constraint.take())?;
-        *constraint = Some(Constraint::tool_calls(grammar, format_field));
+        let grammar = tools::call_grammar(tools, format, constraint.take())?;
+        *constraint = Some(Constraint::tool_calls(grammar, format_field, tools.schema_field));
     }
     let images_per_picture: Vec<usize> = pictures.iter().map(Vec::len).collect();
     let pieces = template.encode_with_images(
         &model.tokenizer,
         &messages,
-        &tool_options.tools,
+        tools.as_ref().map_or(&[], |tools| &tools.tools),
         &prompt_options,
         &images_per_picture,
     );
@@ -347,19 +404,13 @@ fn fim_tokens(model: &Model) -> Result<&FimTokens, Error> {
 }
 
 /// The prompts as tokens.
-fn completion_prompts(
-    completion: CompletionRequest,
-    candidates: u32,
-    model: &Model,
-    config: &Config,
-) -> Result<Vec<EncodedPrompt>, Error> {
+fn encode_prompts(input: Prompts, model: &Model) -> Result<Vec<EncodedPrompt>, Error> {
     let tokenizer = &model.tokenizer;
-    let echo = completion.echo();
-    let suffix = match completion.suffix() {
-        Some(suffix) => Some((fim_tokens(model)?, suffix.to_owned())),
+    let Prompts { prompts, suffix, echo } = input;
+    let suffix = match suffix {
+        Some(suffix) => Some((fim_tokens(model)?, suffix)),
         None => None,
     };
-    let prompts = completion.into_prompts(model.token_count() as usize, candidates, config.max_choices)?;
     let encode = |prompt| {
         let (tokens, text) = match prompt {
             // Code may contain the names of control tokens, and the prompt has its own.

@@ -9,28 +9,30 @@ use axum::http::{HeaderMap, HeaderValue, Uri};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use axum::{Extension, Json, Router};
+use axum::{Json, Router};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tower_http::catch_panic::CatchPanicLayer;
 use tracing::Instrument;
 
 use crate::access_log::{LogEntry, REQUEST_ID};
+use crate::anthropic;
 use crate::auth;
-use crate::completion::complete;
+use crate::completion::check_headers;
 use crate::config::{Config, Model};
 use crate::error::Error;
 use crate::generator::Generator;
 use crate::metrics;
-use crate::openai::{ModelInfo, ModelList};
+use crate::openai;
 use crate::phase::Phase;
-use crate::request::Endpoint;
 use crate::state::AppState;
 use crate::stats::{stats, stats_stream};
 use crate::webui::webui;
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
+const MESSAGES: &str = "/v1/messages";
+const COUNT_TOKENS: &str = "/v1/messages/count_tokens";
 
 /// All routes of a server.
 pub(crate) fn routes(
@@ -42,9 +44,13 @@ pub(crate) fn routes(
     let cors = auth::cors_layer(&config.cors_origins)?;
     let has_webui = config.webui;
     let app = Arc::new(AppState::new(config, model, generator, phase)?);
+    let checked = middleware::from_fn_with_state(app.clone(), check_generation);
+    let checked_count = middleware::from_fn_with_state(app.clone(), check_body);
     let v1 = Router::new()
-        .route(CHAT, post(chat))
-        .route(COMPLETIONS, post(completions))
+        .route(CHAT, post(openai::chat).route_layer(checked.clone()))
+        .route(COMPLETIONS, post(openai::completions).route_layer(checked.clone()))
+        .route(MESSAGES, post(anthropic::messages).route_layer(checked))
+        .route(COUNT_TOKENS, post(anthropic::count_tokens).route_layer(checked_count))
         .route("/v1/models", get(models))
         .route("/v1/models/{*id}", get(model_by_id))
         // Inside the access log, which records a panic as the request's outcome.
@@ -75,7 +81,8 @@ pub(crate) fn routes(
         Some(cors) => router.layer(cors),
         None => router,
     };
-    Ok(router.layer(middleware::from_fn_with_state(app, check_host)))
+    let router = router.layer(middleware::from_fn_with_state(app, check_host));
+    Ok(router.layer(middleware::from_fn(anthropic::render_errors)))
 }
 
 /// A URI without double slashes and slashes at the end of its path, as base URLs with a slash produce them; `None` if it
@@ -144,9 +151,30 @@ async fn authorize(State(app): State<Arc<AppState>>, request: Request, next: Nex
     }
 }
 
+/// Refuses bodies that would be rejected whatever they contain.
+async fn check_body(State(app): State<Arc<AppState>>, request: Request, next: Next) -> Response {
+    match check_headers(&app, request.headers()) {
+        Ok(()) => next.run(request).await,
+        Err(error) => app.bodies.refuse(request, error),
+    }
+}
+
+/// [`check_body`] for requests to the engine, which may be overloaded.
+async fn check_generation(State(app): State<Arc<AppState>>, request: Request, next: Next) -> Response {
+    let accepted = check_headers(&app, request.headers()).and_then(|()| match app.generator.would_reject() {
+        Some(rejected) => Err(rejected.into()),
+        None => Ok(()),
+    });
+    match accepted {
+        Ok(()) => next.run(request).await,
+        Err(error) => app.bodies.refuse(request, error),
+    }
+}
+
 async fn method_not_allowed(State(app): State<Arc<AppState>>, request: Request) -> Response {
     let (method, path) = (request.method().to_string(), request.uri().path().to_owned());
-    let allowed = if path == CHAT || path == COMPLETIONS { "POST" } else { "GET, HEAD" };
+    let takes_body = [CHAT, COMPLETIONS, MESSAGES, COUNT_TOKENS].contains(&path.as_str());
+    let allowed = if takes_body { "POST" } else { "GET, HEAD" };
     app.bodies.refuse(request, Error::MethodNotAllowed { method, path, allowed })
 }
 
@@ -179,33 +207,24 @@ async fn openapi(State(app): State<Arc<AppState>>) -> Json<Value> {
     Json(app.openapi.clone())
 }
 
-async fn models(State(app): State<Arc<AppState>>) -> Json<ModelList> {
-    Json(ModelList::new(vec![ModelInfo::new(&app.model)]))
+async fn models(State(app): State<Arc<AppState>>, headers: HeaderMap) -> Response {
+    match headers.contains_key(anthropic::VERSION_HEADER) {
+        true => Json(anthropic::ModelList::new(&app.model)).into_response(),
+        false => Json(openai::ModelList::new(vec![openai::ModelInfo::new(&app.model)])).into_response(),
+    }
 }
 
 async fn model_by_id(
     State(app): State<Arc<AppState>>,
+    headers: HeaderMap,
     id: Result<Path<String>, PathRejection>,
-) -> Result<Json<ModelInfo>, Error> {
-    match id {
-        Ok(Path(id)) if app.model.is_named(&id) => Ok(Json(ModelInfo::new(&app.model))),
-        Ok(Path(id)) => Err(Error::UnknownModel(id)),
-        Err(_) => Err(Error::UnknownModel("(not UTF-8)".into())),
+) -> Result<Response, Error> {
+    let Path(id) = id.map_err(|_| Error::UnknownModel("(not UTF-8)".into()))?;
+    if !app.model.is_named(&id) {
+        return Err(Error::UnknownModel(id));
     }
-}
-
-async fn chat(
-    State(app): State<Arc<AppState>>,
-    Extension(log): Extension<Arc<LogEntry>>,
-    request: Request,
-) -> Result<Response, Error> {
-    complete(app, Endpoint::Chat, log, request).await
-}
-
-async fn completions(
-    State(app): State<Arc<AppState>>,
-    Extension(log): Extension<Arc<LogEntry>>,
-    request: Request,
-) -> Result<Response, Error> {
-    complete(app, Endpoint::Completions, log, request).await
+    Ok(match headers.contains_key(anthropic::VERSION_HEADER) {
+        true => Json(anthropic::ModelInfo::new(&app.model)).into_response(),
+        false => Json(openai::ModelInfo::new(&app.model)).into_response(),
+    })
 }

@@ -17,9 +17,18 @@ pub struct StopMatcher {
     held: String,
     /// Bytes of `held` that were matched.
     seen: usize,
-    /// Start of the first match in `held`, while an earlier one may still complete.
-    found: Option<usize>,
-    stopped: bool,
+    /// The first match in `held`, while an earlier one may still complete.
+    found: Option<Match>,
+    /// Index of the stop string that ended the text.
+    stopped: Option<usize>,
+}
+
+/// A stop string in the text that is held back.
+#[derive(Clone, Copy, Debug)]
+struct Match {
+    start: usize,
+    /// Index of the stop string.
+    index: usize,
 }
 
 #[derive(Clone, Debug)]
@@ -62,34 +71,34 @@ impl StopMatcher {
             return Err(Error::EmptyStopString(empty));
         }
         let stops = stops.iter().map(|stop| Stop::new(stop.as_ref())).collect();
-        Ok(StopMatcher { stops, held: String::new(), seen: 0, found: None, stopped: false })
+        Ok(StopMatcher { stops, held: String::new(), seen: 0, found: None, stopped: None })
     }
 
     /// Adds text. Returns the text to emit, and whether a stop string was found; after that nothing is
     /// emitted.
     pub fn push(&mut self, text: &str) -> (String, bool) {
-        if self.stopped {
+        if self.stopped.is_some() {
             return (String::new(), true);
         }
         self.held.push_str(text);
         while self.seen < self.held.len() {
             let byte = self.held.as_bytes()[self.seen];
             self.seen += 1;
-            for stop in &mut self.stops {
+            for (index, stop) in self.stops.iter_mut().enumerate() {
                 stop.step(byte);
-                if stop.matched == stop.text.len() {
-                    let start = self.seen - stop.matched;
-                    self.found = Some(self.found.map_or(start, |found| found.min(start)));
+                let start = self.seen - stop.matched;
+                if stop.matched == stop.text.len() && self.found.is_none_or(|found| start < found.start) {
+                    self.found = Some(Match { start, index });
                 }
             }
             if let Some(found) = self.found
-                && self.open() >= found
+                && self.open() >= found.start
             {
                 return (self.stop(found), true);
             }
         }
         let open = self.open();
-        self.found = self.found.map(|found| found - open);
+        self.found = self.found.map(|found| Match { start: found.start - open, ..found });
         self.seen -= open;
         let held = self.held.split_off(open);
         (std::mem::replace(&mut self.held, held), false)
@@ -103,13 +112,19 @@ impl StopMatcher {
             None => {
                 self.seen = 0;
                 self.stops.iter_mut().for_each(|stop| stop.matched = 0);
-                (std::mem::take(&mut self.held), self.stopped)
+                (std::mem::take(&mut self.held), self.stopped.is_some())
             }
         }
     }
 
     /// Whether a stop string was found.
     pub fn stopped(&self) -> bool {
+        self.stopped.is_some()
+    }
+
+    /// Index of the stop string that was found. Of several that start at the same place, the shortest; of equal ones,
+    /// the first.
+    pub fn found(&self) -> Option<usize> {
         self.stopped
     }
 
@@ -118,10 +133,10 @@ impl StopMatcher {
         self.seen - self.stops.iter().map(|stop| stop.matched).max().unwrap_or(0)
     }
 
-    fn stop(&mut self, at: usize) -> String {
-        self.stopped = true;
+    fn stop(&mut self, found: Match) -> String {
+        self.stopped = Some(found.index);
         self.found = None;
-        self.held.truncate(at);
+        self.held.truncate(found.start);
         std::mem::take(&mut self.held)
     }
 }

@@ -282,7 +282,7 @@ impl User {
     fn request(&mut self, command: &Documented) {
         let address = "127.0.0.1:8006";
         assert!(command.text.contains(address), "{command}: requests go to {address}");
-        let with_key = command.text.contains("Bearer KEY");
+        let with_key = ["Bearer KEY", "x-api-key: KEY"].iter().any(|key| command.text.contains(key));
         let key = if with_key { " --api-key KEY" } else { "" };
         let started = self.servers[usize::from(with_key)].take();
         let server = started.unwrap_or_else(|| self.start(&[], &format!("serve -m tools --name tiny{key}")));
@@ -299,8 +299,12 @@ impl User {
             );
         } else {
             let answer: Value = serde_json::from_str(&body).unwrap();
-            let list = if command.text.contains("/v1/models") { &answer["data"] } else { &answer["choices"] };
-            assert_eq!(list.as_array().map(Vec::len), Some(1), "{command}: {body}");
+            let list = match &command.text {
+                text if text.contains("/v1/models") => "data",
+                text if text.contains("/v1/messages") => "content",
+                _ => "choices",
+            };
+            assert_eq!(answer[list].as_array().map(Vec::len), Some(1), "{command}: {body}");
         }
         self.servers[usize::from(with_key)] = Some(server);
     }

@@ -12,11 +12,12 @@ use super::image_url::IMAGE_URL;
 #[allow(unused_imports, reason = "used by the OpenAPI document only")]
 use super::image_url::ImageUrlSchema;
 use super::logprobs::MAX_CHAT_LOGPROBS;
-use super::parse::require_unset;
 #[allow(unused_imports, reason = "used by the OpenAPI document only")]
 use super::tools::ToolChoiceSchema;
-use super::tools::{ToolCall, ToolDefinition, ToolOptions, tool_options};
+use super::tools::{ToolCall, ToolDefinition, tool_options};
 use crate::error::Error;
+use crate::parse::require_unset;
+use crate::request::Conversation;
 
 /// Request fields of `/v1/chat/completions`.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -52,8 +53,8 @@ pub(crate) struct ChatRequest {
     /// Variables of the chat template, such as `enable_thinking`.
     #[schema(value_type = Option<Object>)]
     chat_template_kwargs: Option<Variables>,
-    /// Whether the model thinks before it answers, if its template has a switch for it: "none" switches thinking off, any
-    /// other value on. `enable_thinking` in `chat_template_kwargs` overrides it.
+    /// Whether the model thinks before it answers, if its template has a switch for it: "none" switches thinking off,
+    /// any other value on. `enable_thinking` in `chat_template_kwargs` overrides it.
     reasoning_effort: Option<String>,
 }
 
@@ -167,7 +168,7 @@ impl<'de> Deserialize<'de> for Content {
 
 impl ChatRequest {
     /// Number of most probable tokens to report per position; `None` without logprobs.
-    pub(crate) fn top_logprobs(&self) -> Result<Option<u32>, Error> {
+    pub(super) fn top_logprobs(&self) -> Result<Option<u32>, Error> {
         match (self.logprobs.unwrap_or(false), self.top_logprobs) {
             (false, Some(_)) => {
                 Err(Error::invalid_field("top_logprobs", "is only allowed if 'logprobs' is true"))
@@ -181,9 +182,9 @@ impl ChatRequest {
         }
     }
 
-    /// How the messages become a prompt. `thinking`: whether the model thinks if the request does not say; `None` leaves it
-    /// to the template.
-    pub(crate) fn prompt_options(&self, thinking: Option<bool>) -> Result<PromptOptions, Error> {
+    /// How the messages become a prompt. `thinking`: whether the model thinks if the request does not say; `None`
+    /// leaves it to the template.
+    fn prompt_options(&self, thinking: Option<bool>) -> Result<PromptOptions, Error> {
         let end = match (self.add_generation_prompt, self.continue_final_message.unwrap_or(false)) {
             (Some(true), true) => {
                 let message = "must be false if 'continue_final_message' is true";
@@ -211,14 +212,16 @@ impl ChatRequest {
         Ok(PromptOptions { end, variables })
     }
 
-    /// The messages in the form that chat templates expect, and the tools that may be called.
-    pub(crate) fn into_messages(self) -> Result<(Vec<Message>, Option<ToolOptions>), Error> {
+    /// The conversation. `thinking`: whether the model thinks if the request does not say; `None` leaves it to the
+    /// template.
+    pub(super) fn into_conversation(self, thinking: Option<bool>) -> Result<Conversation, Error> {
+        let prompt_options = self.prompt_options(thinking)?;
         require_unset("functions", &self.functions, "the deprecated form of 'tools' (use 'tools' instead)")?;
         if !matches!(self.function_call, None | Some(Value::Null)) {
             let feature = "the deprecated form of 'tool_choice' (use 'tool_choice' instead)";
             return Err(Error::unsupported("function_call", feature));
         }
-        let tool_options = tool_options(
+        let tools = tool_options(
             self.tools.unwrap_or_default(),
             self.tool_choice.as_ref(),
             self.parallel_tool_calls,
@@ -243,7 +246,17 @@ impl ChatRequest {
             called.extend(message.tool_calls.iter().map(|call| (call.id.clone(), call.name.clone())));
             messages.push(message);
         }
-        Ok((messages, tool_options))
+        let is_text = |last: &Message| last.role == "assistant" && last.tool_calls.is_empty();
+        if prompt_options.end == PromptEnd::LastMessage && !messages.last().is_some_and(is_text) {
+            let message = "needs an assistant message without tool calls at the end of 'messages'";
+            return Err(Error::invalid_field("continue_final_message", message));
+        }
+        let uses_tools = |message: &Message| message.role == "tool" || !message.tool_calls.is_empty();
+        let tools_used_at = messages.iter().position(uses_tools).map(|index| {
+            let field = if messages[index].role == "tool" { "role" } else { "tool_calls" };
+            format!("messages[{index}].{field}")
+        });
+        Ok(Conversation { messages, tools, prompt_options, tools_used_at })
     }
 }
 
@@ -318,7 +331,7 @@ mod tests {
     fn messages(messages: &[Value]) -> Result<Vec<Message>, Error> {
         let chat: ChatRequest =
             serde_json::from_value(json!({ "messages": messages })).expect("a valid request");
-        Ok(chat.into_messages()?.0)
+        Ok(chat.into_conversation(None)?.messages)
     }
 
     #[test]
@@ -338,7 +351,7 @@ mod tests {
             let chat: ChatRequest =
                 serde_json::from_value(json!({ "messages": messages })).expect("a valid request");
             let started = Instant::now();
-            let (parsed, _) = chat.into_messages().expect("valid messages");
+            let parsed = chat.into_conversation(None).expect("valid messages").messages;
             let time = started.elapsed();
             assert!(parsed[count..].iter().all(|message| message.name.as_deref() == Some("f")));
             time

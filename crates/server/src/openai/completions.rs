@@ -7,6 +7,7 @@ use utoipa::ToSchema;
 use super::logprobs::MAX_TEXT_LOGPROBS;
 use super::options::Options;
 use crate::error::Error;
+use crate::request::{self, Prompt};
 
 /// Request fields of `/v1/completions`.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -38,13 +39,6 @@ enum PromptSchema {
     Texts(Vec<String>),
     Tokens(Vec<u32>),
     TokenLists(Vec<Vec<u32>>),
-}
-
-/// A prompt.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Prompt {
-    Text(String),
-    Tokens(Vec<u32>),
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -120,13 +114,13 @@ impl<'de> Deserialize<'de> for Prompts {
 }
 
 impl CompletionRequest {
-    /// Whether completions start with their prompts.
-    pub(crate) fn echo(&self) -> bool {
-        self.echo.unwrap_or(false)
+    /// Whether log probabilities of the prompt are reported.
+    pub(super) fn scores_prompt(&self) -> bool {
+        self.echo.unwrap_or(false) && self.logprobs.is_some()
     }
 
     /// Number of most probable tokens to report per position; `None` without logprobs.
-    pub(crate) fn top_logprobs(&self) -> Result<Option<u32>, Error> {
+    pub(super) fn top_logprobs(&self) -> Result<Option<u32>, Error> {
         match self.logprobs {
             Some(top) if top > MAX_TEXT_LOGPROBS => Err(Error::invalid_field(
                 "logprobs",
@@ -136,13 +130,8 @@ impl CompletionRequest {
         }
     }
 
-    /// Text after the completion.
-    pub(crate) fn suffix(&self) -> Option<&str> {
-        self.suffix.as_deref().filter(|suffix| !suffix.is_empty())
-    }
-
     /// Completions to generate per prompt, of which the best `n` are returned.
-    pub(crate) fn candidates(&self, options: &Options, max_choices: u32) -> Result<u32, Error> {
+    pub(super) fn candidates(&self, options: &Options, max_choices: u32) -> Result<u32, Error> {
         let n = options.n();
         let best_of = self.best_of.unwrap_or(n);
         let problem = match best_of {
@@ -157,12 +146,13 @@ impl CompletionRequest {
     }
 
     /// The prompts, validated for a vocabulary of `vocab_size` tokens and at most `max_choices` choices, `n` per prompt.
-    pub(crate) fn into_prompts(
+    pub(super) fn into_prompts(
         self,
         vocab_size: usize,
         n: u32,
         max_choices: u32,
-    ) -> Result<Vec<Prompt>, Error> {
+    ) -> Result<request::Prompts, Error> {
+        let (suffix, echo) = (self.suffix.filter(|suffix| !suffix.is_empty()), self.echo.unwrap_or(false));
         let prompts = self.prompt.0;
         if prompts.is_empty() {
             return Err(Error::invalid_field("prompt", "is empty: at least one prompt is required"));
@@ -186,6 +176,6 @@ impl CompletionRequest {
                 return Err(Error::invalid_field("prompt", "contains an empty list of tokens"));
             }
         }
-        Ok(prompts)
+        Ok(request::Prompts { prompts, suffix, echo })
     }
 }

@@ -1,25 +1,17 @@
 //! Images in messages: parts of the type `image_url`.
 
-use base64::Engine;
-use base64::alphabet;
-use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
-use images::{Format, Limits};
+use images::Limits;
 use serde_json::Value;
 use utoipa::ToSchema;
 
 use crate::error::Error;
+use crate::images::{ImageLocation, ImageSource, is_remote};
 
 /// The type of the part.
 pub(crate) const IMAGE_URL: &str = "image_url";
 
-/// Clients send base64 with and without padding.
-const BASE64: GeneralPurpose = GeneralPurpose::new(
-    &alphabet::STANDARD,
-    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
-);
-
-/// Maximum length of a media type in an error, in characters.
-const MAX_SHOWN: usize = 60;
+/// Start of a data URL.
+const SCHEME: &str = "data:";
 
 /// `image_url` in the OpenAPI document.
 #[derive(ToSchema)]
@@ -40,29 +32,6 @@ pub(crate) struct ImageUrlObject {
     detail: Option<String>,
 }
 
-/// An image of a request that is not decoded yet.
-#[derive(Debug)]
-pub(crate) struct ImageSource {
-    /// The field, for errors.
-    pub(crate) param: String,
-    pub(crate) url: ImageUrl,
-}
-
-/// Where the bytes of an image are.
-#[derive(Debug)]
-pub(crate) enum ImageUrl {
-    /// In the URL, in base64.
-    Data {
-        /// As declared by the media type.
-        format: Format,
-        url: String,
-        /// Where the base64 starts.
-        start: usize,
-    },
-    /// On another server: an http or https URL.
-    Remote(String),
-}
-
 /// Takes the images out of a chat request, in order. Their URLs in the body become empty.
 pub(crate) fn take_images(body: &mut Value, limits: &Limits) -> Result<Vec<ImageSource>, Error> {
     let mut sources = Vec::new();
@@ -81,7 +50,7 @@ pub(crate) fn take_images(body: &mut Value, limits: &Limits) -> Result<Vec<Image
             }
             let param = format!("{path}.{IMAGE_URL}");
             let url = take_url(part, &param)?;
-            sources.push(ImageSource { url: parse_url(url, &param, limits)?, param });
+            sources.push(ImageSource { location: parse_url(url, &param, limits)?, param });
         }
     }
     Ok(sources)
@@ -111,50 +80,22 @@ fn take_url(part: &mut Value, param: &str) -> Result<String, Error> {
     }
 }
 
-fn parse_url(url: String, param: &str, limits: &Limits) -> Result<ImageUrl, Error> {
-    let has_scheme =
-        |scheme: &str| url.get(..scheme.len()).is_some_and(|start| start.eq_ignore_ascii_case(scheme));
-    if has_scheme("http://") || has_scheme("https://") {
-        return Ok(ImageUrl::Remote(url));
+fn parse_url(url: String, param: &str, limits: &Limits) -> Result<ImageLocation, Error> {
+    if is_remote(&url) {
+        return Ok(ImageLocation::Remote(url));
     }
     let invalid = |message: String| Err(Error::invalid_field(param, message));
-    if !has_scheme("data:") {
+    if !url.get(..SCHEME.len()).is_some_and(|start| start.eq_ignore_ascii_case(SCHEME)) {
         return invalid("must be a data URL, such as data:image/png;base64,…".to_owned());
     }
     // The metadata is short: the base64 is not searched.
     let comma = url.bytes().take(256).position(|byte| byte == b',');
-    let metadata = comma.map(|comma| &url["data:".len()..comma]);
+    let metadata = comma.map(|comma| &url[SCHEME.len()..comma]);
     let is_base64 = |metadata: &&str| metadata.to_ascii_lowercase().ends_with(";base64");
     let (Some(comma), Some(metadata)) = (comma, metadata.filter(is_base64)) else {
         return invalid("must be a data URL in base64: data:image/png;base64,…".to_owned());
     };
-    let Some(format) = Format::from_mime(metadata) else {
-        let mime: String = metadata.split(';').next().unwrap_or_default().chars().take(MAX_SHOWN).collect();
-        let known = Format::ALL.map(Format::mime).join(", ");
-        return invalid(format!(
-            "the media type {mime:?} is not supported: convert the image to one of {known}"
-        ));
-    };
     let start = comma + 1;
-    let bytes = (url.len() - start) as u64 / 4 * 3;
-    if bytes > limits.max_bytes {
-        return invalid(images::Error::TooManyBytes { bytes, limit: limits.max_bytes }.to_string());
-    }
-    Ok(ImageUrl::Data { format, url, start })
-}
-
-/// The bytes of a data URL.
-pub(crate) fn decode_data(param: &str, format: Format, url: &str, start: usize) -> Result<Vec<u8>, Error> {
-    let bytes = BASE64.decode(&url[start..]).map_err(|error| {
-        Error::invalid_field(param, format!("is not valid base64: {}", error.to_string().to_lowercase()))
-    })?;
-    match Format::of(&bytes) {
-        Some(found) if found != format => {
-            let (declared, mime) = (format.mime(), found.mime());
-            let message = format!("is declared as {declared}, but contains {found}: declare it as {mime}");
-            Err(Error::invalid_field(param, message))
-        }
-        // Decoding reports unknown formats.
-        _ => Ok(bytes),
-    }
+    let mime = metadata.split(';').next().unwrap_or_default().to_owned();
+    ImageLocation::base64(param, &mime, url, start, limits)
 }

@@ -6,16 +6,13 @@ use serde::Serialize;
 use text::Tokenizer;
 use utoipa::ToSchema;
 
-use crate::emitted::EmittedToken;
+use crate::emitted::{EmittedToken, MIN_LOGPROB, clamp};
 
 /// Maximum of `top_logprobs` in a chat.
 pub(crate) const MAX_CHAT_LOGPROBS: u32 = 20;
 
 /// Maximum of `logprobs` in `/v1/completions`.
 pub(crate) const MAX_TEXT_LOGPROBS: u32 = 5;
-
-/// Smallest logprob reported, same as OpenAI's: JSON has no infinity.
-const MIN_LOGPROB: f32 = -9999.0;
 
 /// Log probabilities of a chat completion's tokens.
 #[derive(Debug, Serialize, ToSchema)]
@@ -102,12 +99,6 @@ impl TextLogprobs {
         }
         lists
     }
-}
-
-/// The logprob as it is reported: finite.
-pub(crate) fn clamp(logprob: f32) -> f32 {
-    // `max` returns the other operand for NaN.
-    logprob.max(MIN_LOGPROB)
 }
 
 /// Text of a token; bytes that are not a complete character are written as `\xf0`, and a token that the tokenizer

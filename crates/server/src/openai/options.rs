@@ -11,17 +11,10 @@ use utoipa::ToSchema;
 
 #[allow(unused_imports, reason = "used by the OpenAPI document only")]
 use super::format::ResponseFormatSchema;
-use super::format::{Constraint, ResponseFormat, StructuredOutputs};
+use super::format::{ResponseFormat, StructuredOutputs};
+use crate::constraint::Constraint;
 use crate::error::Error;
-
-/// Maximum number of stop strings.
-pub(crate) const MAX_STOPS: usize = 64;
-
-/// Maximum length of a stop string in bytes: every choice keeps a match table of it.
-const MAX_STOP_BYTES: usize = 1024;
-
-/// Maximum number of logit biases, the size of the sampler's table.
-pub(crate) const MAX_BIASES: usize = 512;
+use crate::request::{GenerationOptions, MAX_BIASES, MAX_STOPS, check_stops, ranged};
 
 /// Request fields that both endpoints share.
 #[derive(Debug, Default, Deserialize, ToSchema)]
@@ -52,7 +45,7 @@ pub(crate) struct Options {
     #[schema(minimum = 0, maximum = 1)]
     min_p: Option<f64>,
     /// Random seed; the same seed gives the same tokens.
-    pub(crate) seed: Option<i64>,
+    seed: Option<i64>,
     /// Number of choices.
     #[schema(minimum = 1)]
     n: Option<u32>,
@@ -143,32 +136,32 @@ impl<'de> Deserialize<'de> for Stops {
 
 impl Options {
     /// Whether the response is a stream.
-    pub(crate) fn stream(&self) -> bool {
+    pub(super) fn stream(&self) -> bool {
         self.stream.unwrap_or(false)
     }
 
     /// Whether a stream ends with a usage chunk.
-    pub(crate) fn include_usage(&self) -> bool {
+    pub(super) fn include_usage(&self) -> bool {
         self.stream_options.as_ref().and_then(|options| options.include_usage).unwrap_or(false)
     }
 
     /// Whether the response contains `timings`.
-    pub(crate) fn timings(&self) -> bool {
+    pub(super) fn timings(&self) -> bool {
         self.timings_per_token.unwrap_or(false)
     }
 
     /// Choices per prompt.
-    pub(crate) fn n(&self) -> u32 {
+    pub(super) fn n(&self) -> u32 {
         self.n.unwrap_or(1)
     }
 
     /// Requested token limit.
-    pub(crate) fn max_tokens(&self) -> Option<u32> {
+    fn max_tokens(&self) -> Option<u32> {
         self.max_completion_tokens.or(self.max_tokens)
     }
 
     /// Rejects a token limit of 0: nothing would be reported.
-    pub(crate) fn require_completion(&self) -> Result<(), Error> {
+    pub(super) fn require_completion(&self) -> Result<(), Error> {
         for (name, max_tokens) in
             [("max_tokens", self.max_tokens), ("max_completion_tokens", self.max_completion_tokens)]
         {
@@ -180,12 +173,12 @@ impl Options {
     }
 
     /// The stop strings.
-    pub(crate) fn stops(&self) -> &[String] {
+    fn stops(&self) -> &[String] {
         self.stop.as_ref().map_or(&[], |stops| &stops.0)
     }
 
     /// Validates all fields except the sampling parameters.
-    pub(crate) fn validate(&self, max_choices: u32) -> Result<(), Error> {
+    pub(super) fn validate(&self, max_choices: u32) -> Result<(), Error> {
         if self.stream_options.is_some() && !self.stream() {
             return Err(Error::invalid_field("stream_options", "is only allowed if 'stream' is true"));
         }
@@ -195,22 +188,34 @@ impl Options {
                 format!("is {}, but must be between 1 and {max_choices}", self.n()),
             ));
         }
-        if self.stops().len() > MAX_STOPS {
-            let message = format!("has {} strings, but at most {MAX_STOPS} are allowed", self.stops().len());
-            return Err(Error::invalid_field("stop", message));
-        }
-        if let Some(long) = self.stops().iter().find(|stop| stop.len() > MAX_STOP_BYTES) {
-            let message = format!("has a string of {} bytes, but the limit is {MAX_STOP_BYTES}", long.len());
-            return Err(Error::invalid_field("stop", message));
-        }
-        if self.stops().iter().any(String::is_empty) {
-            return Err(Error::invalid_field("stop", "has an empty string: leave it out"));
-        }
-        Ok(())
+        check_stops("stop", self.stops())
+    }
+
+    /// Sampling parameters that are not given are taken from `base`. `candidates` and `top_logprobs` are fields of the
+    /// endpoint.
+    pub(super) fn generation(
+        &self,
+        base: &Sampling,
+        vocab_size: usize,
+        candidates: u32,
+        top_logprobs: Option<u32>,
+    ) -> Result<GenerationOptions, Error> {
+        Ok(GenerationOptions {
+            sampling: self.sampling(base, vocab_size)?,
+            seed: self.seed.map(|seed| seed as u64),
+            candidates,
+            max_tokens: self.max_tokens(),
+            min_tokens: self.min_tokens.unwrap_or(0),
+            stops: self.stops().to_vec(),
+            stop_token_ids: self.stop_token_ids(vocab_size)?,
+            ignore_eos: self.ignore_eos.unwrap_or(false),
+            constraint: self.constraint()?,
+            top_logprobs,
+        })
     }
 
     /// The constraint on the output; `None` for text.
-    pub(crate) fn constraint(&self) -> Result<Option<Constraint>, Error> {
+    fn constraint(&self) -> Result<Option<Constraint>, Error> {
         let mut found = Vec::new();
         if let Some(format) = &self.response_format {
             found.extend(format.constraint()?);
@@ -241,18 +246,8 @@ impl Options {
         Ok(found.pop())
     }
 
-    /// Whether tokens that end a completion are ignored.
-    pub(crate) fn ignores_eos(&self) -> bool {
-        self.ignore_eos.unwrap_or(false)
-    }
-
-    /// Minimum number of tokens before the completion may end.
-    pub(crate) fn min_tokens(&self) -> u32 {
-        self.min_tokens.unwrap_or(0)
-    }
-
-    /// The tokens that end a completion: the model's, and those of the request.
-    pub(crate) fn stop_token_ids(&self, model: &[u32], vocab_size: usize) -> Result<Vec<u32>, Error> {
+    /// Further tokens that end a completion.
+    fn stop_token_ids(&self, vocab_size: usize) -> Result<Vec<u32>, Error> {
         let given = self.stop_token_ids.as_deref().unwrap_or_default();
         let invalid = |message: String| Err(Error::invalid_field("stop_token_ids", message));
         if given.len() > MAX_STOPS {
@@ -261,19 +256,11 @@ impl Options {
         if let Some(id) = given.iter().find(|id| **id as usize >= vocab_size) {
             return invalid(format!("has the token {id}, but token ids are below {vocab_size}"));
         }
-        let model = if self.ignores_eos() { &[] } else { model };
-        Ok(model.iter().chain(given).copied().collect())
+        Ok(given.to_vec())
     }
 
     /// Sampling parameters. The seed and parameters that are not given are taken from `base`.
-    pub(crate) fn sampling(&self, base: &Sampling, vocab_size: usize) -> Result<Sampling, Error> {
-        let ranged = |name: &str, value: Option<f64>, low: f64, high: f64, base: f32| match value {
-            None => Ok(base),
-            Some(value) if (low..=high).contains(&value) => Ok(value as f32),
-            Some(value) => {
-                Err(Error::invalid_field(name, format!("is {value}, but must be between {low} and {high}")))
-            }
-        };
+    fn sampling(&self, base: &Sampling, vocab_size: usize) -> Result<Sampling, Error> {
         Ok(Sampling {
             top: 0,
             temperature: ranged("temperature", self.temperature, 0.0, 2.0, base.temperature)?,

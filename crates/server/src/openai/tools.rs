@@ -1,20 +1,19 @@
 //! Tools: `tools`, `tool_choice`, and tool calls in messages.
 
-use std::collections::HashSet;
-
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use text::Tool;
 use utoipa::ToSchema;
 
-use super::parse::parse_field;
 use crate::error::Error;
-
-/// Maximum number of tools, same as OpenAI's.
-pub(crate) const MAX_TOOLS: usize = 128;
+use crate::parse::parse_field;
+use crate::tools::{ToolOptions, check_name};
 
 /// Maximum length of a tool's name.
 const MAX_NAME: usize = 64;
+
+/// The field of a tool that has its schema.
+const SCHEMA_FIELD: &str = "function.parameters";
 
 /// Tool names as a regular expression, for the OpenAPI document.
 pub(crate) const NAME_PATTERN: &str = "^[a-zA-Z0-9_-]{1,64}$";
@@ -110,54 +109,20 @@ enum AllowedMode {
     Required,
 }
 
-/// The tools of a request and how they may be called.
-#[derive(Debug, Default)]
-pub(crate) struct ToolOptions {
-    /// All tools, in the order of the request. The model sees all of them.
-    pub(crate) tools: Vec<Tool>,
-    /// `strict` of each tool.
-    pub(crate) strict: Vec<bool>,
-    /// Indices of the tools that may be called.
-    pub(crate) allowed: Vec<usize>,
-    /// Whether at least one call is required.
-    pub(crate) required: bool,
-    /// Whether a message may contain several calls.
-    pub(crate) parallel: bool,
-}
-
 /// Validates `tools`, `tool_choice` and `parallel_tool_calls`. `None` if no tool may be called.
 pub(crate) fn tool_options(
     tools: Vec<ToolDefinition>,
     choice: Option<&Value>,
     parallel: Option<bool>,
 ) -> Result<Option<ToolOptions>, Error> {
-    if tools.len() > MAX_TOOLS {
-        let message = format!("has {} tools, but at most {MAX_TOOLS} are allowed", tools.len());
-        return Err(Error::invalid_field("tools", message));
-    }
-    let mut options = ToolOptions { parallel: parallel.unwrap_or(true), ..ToolOptions::default() };
-    let mut names = HashSet::new();
+    let mut options = ToolOptions::new(tools.len(), parallel.unwrap_or(true), SCHEMA_FIELD)?;
     for (index, ToolDefinition { function, .. }) in tools.into_iter().enumerate() {
-        let path = |field: &str| format!("tools[{index}].function.{field}");
-        check_name(&path("name"), &function.name)?;
-        if !names.insert(function.name.clone()) {
-            return Err(Error::invalid_field(
-                path("name"),
-                format!("is '{}', but another tool has the same name", function.name),
-            ));
-        }
-        if !matches!(function.parameters, None | Some(Value::Object(_))) {
-            return Err(Error::invalid_field(path("parameters"), "must be an object: a JSON schema"));
-        }
         let FunctionDefinition { name, description, parameters, strict } = function;
-        options.tools.push(Tool { name, description, parameters });
-        options.strict.push(strict.unwrap_or(false));
+        let tool = Tool { name, description, parameters };
+        options.push(tool, strict.unwrap_or(false), MAX_NAME, &format!("tools[{index}].function.name"))?;
     }
     let all = 0..options.tools.len();
-    let find = |path: &str, name: &str| {
-        let index = options.tools.iter().position(|tool| tool.name == name);
-        index.ok_or_else(|| Error::invalid_field(path, format!("is '{name}', but there is no such tool")))
-    };
+    let find = |path: &str, name: &str| options.find(path, name);
     let (allowed, required) = match choice {
         None | Some(Value::Null) => (all.collect(), false),
         Some(Value::Object(fields)) if fields.get("type").is_some_and(|kind| kind == "allowed_tools") => {
@@ -186,27 +151,7 @@ pub(crate) fn tool_options(
             ToolChoiceMode::Required => (all.collect(), true),
         },
     };
-    if options.tools.is_empty() && required {
-        return Err(Error::invalid_field(
-            "tool_choice",
-            "requires a call, but the request has no tools: set 'tools'",
-        ));
-    }
-    Ok((!options.tools.is_empty()).then_some(ToolOptions { allowed, required, ..options }))
-}
-
-fn check_name(path: &str, name: &str) -> Result<(), Error> {
-    let allowed = |character: char| character.is_ascii_alphanumeric() || matches!(character, '_' | '-');
-    match name.len() {
-        1..=MAX_NAME if name.chars().all(allowed) => Ok(()),
-        _ => {
-            let message = format!(
-                "is {:?}, but must be 1 to {MAX_NAME} letters, digits, '_' or '-'",
-                name.chars().take(MAX_NAME).collect::<String>()
-            );
-            Err(Error::invalid_field(path, message))
-        }
-    }
+    options.allowing(allowed, required)
 }
 
 /// A tool call in a message, of a request or of a response.
@@ -229,7 +174,7 @@ impl ToolCall {
     /// The call in the form that chat templates expect.
     pub(crate) fn into_text_call(self, path: &str) -> Result<text::ToolCall, Error> {
         let FunctionCall { name, arguments } = self.function;
-        check_name(&format!("{path}.function.name"), &name)?;
+        check_name(&format!("{path}.function.name"), &name, MAX_NAME)?;
         // Arguments that are not an object are shown to the model as text.
         let parsed = serde_json::from_str(&arguments).ok().filter(Value::is_object);
         Ok(text::ToolCall { id: self.id, name, arguments: parsed.unwrap_or(Value::String(arguments)) })

@@ -1,22 +1,10 @@
-//! Fields of other servers that would change the response, but are not implemented. They are rejected: a client must not
-//! believe that they had an effect. Unknown fields that change nothing are ignored.
+//! Fields of other servers that would change the response, but are not implemented. Unknown fields that change nothing
+//! are ignored.
 
-use serde_json::Value;
-
-use crate::error::Error;
-
-/// Values that leave the response as it is, besides null.
-enum Neutral {
-    /// False, zero, and empty texts and lists.
-    Empty,
-    /// True.
-    True,
-    /// This number.
-    Number(f64),
-}
+use crate::unsupported::{Neutral, UnsupportedField};
 
 /// Name, meaning and neutral values of the fields.
-const FIELDS: &[(&str, &str, Neutral)] = &[
+pub(super) const FIELDS: &[UnsupportedField] = &[
     ("allowed_token_ids", "restricting the vocabulary (use 'logit_bias')", Neutral::Empty),
     ("audio", "audio output", Neutral::Empty),
     ("bad_words", "banning words (use 'logit_bias')", Neutral::Empty),
@@ -50,33 +38,3 @@ const FIELDS: &[(&str, &str, Neutral)] = &[
     ("web_search_options", "web search", Neutral::Empty),
     ("xtc_probability", "XTC sampling", Neutral::Empty),
 ];
-
-/// An error if a body has a field of [`FIELDS`] with a value that would change the response.
-pub(crate) fn check_unsupported(body: &Value) -> Result<(), Error> {
-    for (name, feature, neutral) in FIELDS {
-        if let Some(value) = body.get(name)
-            && !neutral.allows(value)
-        {
-            return Err(Error::unsupported(*name, *feature));
-        }
-    }
-    Ok(())
-}
-
-impl Neutral {
-    fn allows(&self, value: &Value) -> bool {
-        let is_empty = match value {
-            Value::Null | Value::Bool(false) => true,
-            Value::Bool(true) => false,
-            Value::Number(number) => number.as_f64() == Some(0.0),
-            Value::String(text) => text.is_empty(),
-            Value::Array(values) => values.is_empty(),
-            Value::Object(fields) => fields.is_empty(),
-        };
-        match self {
-            Neutral::Empty => is_empty,
-            Neutral::True => matches!(value, Value::Null | Value::Bool(true)),
-            Neutral::Number(neutral) => value.is_null() || value.as_f64() == Some(*neutral),
-        }
-    }
-}

@@ -281,6 +281,20 @@ impl HttpResponse {
     }
 }
 
+impl HttpResponse {
+    /// Checks that the body is an error object of Anthropic's API with this status and type; returns the message.
+    pub fn messages_error(&self, status: u16, kind: &str) -> String {
+        assert_eq!(self.status, status, "{}", self.body);
+        let body = self.json();
+        assert_eq!((&body["type"], &body["error"]["type"]), (&json!("error"), &json!(kind)), "{body}");
+        let id = self.headers.get("x-request-id").map(|id| id.to_str().unwrap());
+        assert_eq!(body["request_id"].as_str(), id, "{body}");
+        assert_eq!(self.headers.get("request-id"), self.headers.get("x-request-id"));
+        assert_eq!(body.as_object().unwrap().len(), 3, "{body}");
+        body["error"]["message"].as_str().expect("a message").to_owned()
+    }
+}
+
 impl Fixture {
     pub fn new() -> Fixture {
         Fixture::with_config(Mock::new(), Config::default())
@@ -352,6 +366,13 @@ impl Fixture {
         let processor = if pan_and_scan { processor.with_pan_and_scan().unwrap() } else { processor };
         let template = Some(ChatTemplate::gemma3());
         Fixture::start_with_images(mock.clone(), mock, tokenizer, config, template, Ok(processor))
+    }
+
+    /// [`Fixture::with_images`] with another template.
+    pub fn with_images_and_template(mock: Arc<Mock>, template: ChatTemplate) -> Fixture {
+        let tokenizer = tokenizer_with(&["<start_of_image>", "<end_of_image>"]);
+        let (config, images) = (Config::default(), Ok(image_processor()));
+        Fixture::start_with_images(mock.clone(), mock, tokenizer, config, Some(template), images)
     }
 
     fn start_with_images(
@@ -437,6 +458,20 @@ impl Fixture {
         data
     }
 
+    /// The named events of a stream.
+    pub fn events(&self, path: &str, body: &Value) -> Vec<(String, Value)> {
+        let got = self.post(path, body);
+        assert_eq!(got.status, 200, "{}", got.body);
+        assert_eq!(got.headers["content-type"], "text/event-stream");
+        let event = |text: &str| {
+            let (name, data) = text.split_once('\n').expect("two lines");
+            let name = name.strip_prefix("event: ").expect("an event line").to_owned();
+            let data = data.strip_prefix("data: ").expect("a data line");
+            (name, serde_json::from_str(data).expect("JSON"))
+        };
+        got.body.split_terminator("\n\n").map(event).collect()
+    }
+
     /// The chunks of a complete stream.
     pub fn chunks(&self, path: &str, body: &Value) -> Vec<Value> {
         let mut data = self.stream(path, body);
@@ -485,6 +520,12 @@ fn read_response(response: ureq::http::Response<ureq::Body>) -> HttpResponse {
 /// A chat request with one message and these additional fields.
 pub fn chat(more: Value) -> Value {
     merged(json!({ "model": MODEL, "messages": [{ "role": "user", "content": "say" }] }), more)
+}
+
+/// A request to `/v1/messages` with one message and these additional fields.
+pub fn message(more: Value) -> Value {
+    let say = json!([{ "role": "user", "content": "say" }]);
+    merged(json!({ "model": MODEL, "max_tokens": 1000, "messages": say }), more)
 }
 
 /// A completion request with these additional fields.

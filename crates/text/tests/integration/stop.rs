@@ -5,6 +5,12 @@ use text::{Error, StopMatcher};
 
 /// Feeds a text in pieces; returns the emitted text and whether it stopped.
 fn run<'a>(stops: &[&str], pieces: impl IntoIterator<Item = &'a str>) -> (String, bool) {
+    let (text, found) = find(stops, pieces);
+    (text, found.is_some())
+}
+
+/// Feeds a text in pieces; returns the emitted text and the index of the stop string that ended it.
+fn find<'a>(stops: &[&str], pieces: impl IntoIterator<Item = &'a str>) -> (String, Option<usize>) {
     let mut matcher = StopMatcher::new(stops).expect("no stop string is empty");
     let mut text = String::new();
     for piece in pieces {
@@ -14,7 +20,8 @@ fn run<'a>(stops: &[&str], pieces: impl IntoIterator<Item = &'a str>) -> (String
     }
     let (out, stopped) = matcher.finish();
     text.push_str(&out);
-    (text, stopped)
+    assert_eq!(stopped, matcher.found().is_some());
+    (text, matcher.found())
 }
 
 #[test]
@@ -43,6 +50,16 @@ fn the_match_that_starts_first_wins() {
 }
 
 #[test]
+fn the_stop_string_that_was_found_is_known() {
+    assert_eq!(find(&["x", "bc", "abcd"], ["xab"]).1, Some(0));
+    assert_eq!(find(&["bc", "abcd"], ["ab", "c", "d"]).1, Some(1));
+    assert_eq!(find(&["bc", "abcd"], ["ab", "c"]).1, Some(0));
+    // The shortest of those that start at the same place, and the first of equal ones.
+    assert_eq!(find(&["abc", "ab", "ab"], ["abc"]).1, Some(1));
+    assert_eq!(find(&["abc"], ["ab"]).1, None);
+}
+
+#[test]
 fn characters_are_not_split() {
     // Both start with the same two bytes.
     assert_eq!(run(&["€"], ["a₭", "€b"]), ("a₭".into(), true));
@@ -68,8 +85,10 @@ proptest! {
     ) {
         let stops: Vec<&str> = stops.iter().map(String::as_str).collect();
         let text = pieces.concat();
-        let first = stops.iter().filter_map(|stop| text.find(stop)).min();
-        let expected = text[..first.unwrap_or(text.len())].to_owned();
-        prop_assert_eq!(run(&stops, pieces.iter().map(String::as_str)), (expected, first.is_some()));
+        let starts = stops.iter().enumerate().filter_map(|(index, stop)| Some((text.find(stop)?, stop.len(), index)));
+        let first = starts.min();
+        let expected = text[..first.map_or(text.len(), |(start, ..)| start)].to_owned();
+        let found = first.map(|(.., index)| index);
+        prop_assert_eq!(find(&stops, pieces.iter().map(String::as_str)), (expected, found));
     }
 }

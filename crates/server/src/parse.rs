@@ -23,7 +23,7 @@ const MAX_EXACT: f64 = (1u64 << 53) as f64;
 
 /// Turns numbers such as 16.0 into integers: JSON Schema counts them as integers, and some clients have no
 /// integer type. Recursion is limited by the parser, to 128 levels.
-pub(super) fn normalise_integers(value: &mut Value) {
+pub(crate) fn normalise_integers(value: &mut Value) {
     match value {
         Value::Number(number) if number.is_f64() => {
             if let Some(number) = number.as_f64().filter(|n| n.fract() == 0.0 && n.abs() <= MAX_EXACT) {
@@ -50,7 +50,7 @@ pub(crate) fn parse<'de, T: Deserialize<'de>>(body: &'de Value) -> Result<T, Err
 }
 
 /// Reads the value of a field; paths in errors start with the field.
-pub(super) fn parse_field<'de, T: Deserialize<'de>>(field: &str, value: &'de Value) -> Result<T, Error> {
+pub(crate) fn parse_field<'de, T: Deserialize<'de>>(field: &str, value: &'de Value) -> Result<T, Error> {
     parse(value).map_err(|error| match error {
         Error::Invalid { param: Some(param), message } => {
             let path = if param == "." { field.to_owned() } else { format!("{field}.{param}") };
@@ -109,7 +109,7 @@ fn missing_field(error: &serde_json::Error) -> Option<String> {
 }
 
 /// Checks that a field of an unimplemented feature is unset: absent, null, false or an empty list.
-pub(super) fn require_unset(name: &str, value: &Option<Value>, feature: &str) -> Result<(), Error> {
+pub(crate) fn require_unset(name: &str, value: &Option<Value>, feature: &str) -> Result<(), Error> {
     match value {
         None | Some(Value::Null | Value::Bool(false)) => Ok(()),
         Some(Value::Array(list)) if list.is_empty() => Ok(()),
