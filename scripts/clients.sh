@@ -150,7 +150,7 @@ if [ -n "$node" ]; then
   check "openai and anthropic for Node" node --test --test-concurrency=1 --test-reporter=spec "$node"/*.test.mjs
 fi
 if [ -n "$python" ]; then
-  if [ -n "${FULL:-}" ]; then bounds=(--max-examples 20000 --max-time 600); else bounds=(--max-examples 50 --seed 1); fi
+  if [ -n "${FULL:-}" ]; then bounds=(--max-examples 20000 --max-time 600); else bounds=(--max-examples 25 --seed 1); fi
   # positive_data_acceptance is excluded: a schema cannot express every reason for a refusal, such as a prompt that is too
   # long. One worker: hypothesis generates requests on one thread only.
   check schemathesis env -C "$work" venv/bin/schemathesis --no-color run "$tiny_url/openapi.json" \
