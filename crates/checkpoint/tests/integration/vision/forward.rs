@@ -9,7 +9,7 @@ use checkpoint::{EncoderKind, Role, Transformer, Vision};
 /// Rows of values.
 pub type Matrix = Vec<Vec<f64>>;
 
-/// The output of the encoder before pooling, and its soft tokens, from the patches of an image with so many columns.
+/// The output of the encoder before pooling, and its soft tokens, from the patches of an image with this many columns.
 pub fn encode(vision: &Vision, patches: &Matrix, columns: usize) -> (Matrix, Matrix) {
     let config = &vision.config;
     let encoded = match &config.encoder {

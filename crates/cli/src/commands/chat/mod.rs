@@ -241,13 +241,22 @@ fn keep(transcript: &Transcript, model: &str) {
     }
 }
 
+/// Opens a model that the options were not given for: it may not allow the number of tokens per image.
+fn open_other(model: &str, arguments: &ChatArguments) -> anyhow::Result<Candidate> {
+    let image_tokens = arguments.load.image_tokens;
+    match Candidate::open(model, arguments, image_tokens) {
+        Err(error) if image_tokens.is_some() => {
+            let candidate = Candidate::open(model, arguments, None)?;
+            note!("({error:#}: the option is ignored)");
+            Ok(candidate)
+        }
+        opened => opened,
+    }
+}
+
 /// Loads another model and moves the conversation to it. If that fails, the old model is loaded again.
 fn switch(session: Session, name: &str, arguments: &ChatArguments) -> anyhow::Result<Session> {
-    // The tokens of images were given for the first model, and others may not allow them.
-    let opened = models::find(name).and_then(|model| {
-        let open = |image_tokens| Candidate::open(&model, arguments, image_tokens);
-        open(arguments.load.image_tokens).or_else(|_| open(None))
-    });
+    let opened = models::find(name).and_then(|model| open_other(&model, arguments));
     let candidate = match opened {
         Ok(candidate) => candidate,
         Err(error) => {
@@ -268,9 +277,7 @@ fn switch(session: Session, name: &str, arguments: &ChatArguments) -> anyhow::Re
         Err(error) => {
             note!("indrik: {error:#}; loading {previous} again");
             control.cancel.store(false, Ordering::Relaxed);
-            let open = |image_tokens| Candidate::open(&previous, arguments, image_tokens);
-            let reopened = open(arguments.load.image_tokens).or_else(|_| open(None));
-            let reopened = reopened.and_then(|model| model.load(arguments));
+            let reopened = open_other(&previous, arguments).and_then(|model| model.load(arguments));
             reopened.inspect_err(|_| keep(&transcript, &previous))?
         }
     };
