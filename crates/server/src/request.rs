@@ -18,7 +18,8 @@ use crate::error::Error;
 use crate::images::{ImageSource, LoadedImages};
 use crate::output::OutputParser;
 use crate::random;
-use crate::state::AppState;
+use crate::served::ServedModel;
+use crate::state::Context;
 use crate::tools::{self, ToolCallParsing, ToolOptions};
 
 /// Maximum number of stop strings.
@@ -195,10 +196,10 @@ impl ParsedRequest {
     pub(crate) fn new(
         request: GenerationRequest,
         images: LoadedImages,
-        app: &AppState,
+        context: &Context,
     ) -> Result<ParsedRequest, Error> {
-        let AppState { model, config, .. } = app;
-        let context_length = app.generator.context_length();
+        let (model, config) = (&context.served.model, &context.app.config);
+        let context_length = context.served.generator.context_length();
         let GenerationRequest { id_prefix, model: name, input, options, .. } = request;
         let LoadedImages { pictures, memory: image_memory } = images;
         let GenerationOptions { mut sampling, mut constraint, candidates, top_logprobs, .. } = options;
@@ -214,7 +215,8 @@ impl ParsedRequest {
         let prompts = match input {
             Input::Conversation(conversation) => {
                 let tokens;
-                (tokens, thinking) = conversation_prompt(*conversation, &pictures, app, &mut constraint)?;
+                (tokens, thinking) =
+                    conversation_prompt(*conversation, &pictures, &context.served, &mut constraint)?;
                 if let Some(ConstraintKind::ToolCalls { grammar, .. }) =
                     constraint.as_ref().map(|found| &found.kind)
                 {
@@ -306,15 +308,15 @@ impl ParsedRequest {
 pub(crate) fn count_prompt_tokens(
     request: GenerationRequest,
     images: LoadedImages,
-    app: &AppState,
+    context: &Context,
 ) -> Result<usize, Error> {
     let mut constraint = request.options.constraint;
     Ok(match request.input {
         Input::Conversation(conversation) => {
-            conversation_prompt(*conversation, &images.pictures, app, &mut constraint)?.0.len()
+            conversation_prompt(*conversation, &images.pictures, &context.served, &mut constraint)?.0.len()
         }
         Input::Prompts(prompts) => {
-            encode_prompts(prompts, &app.model)?.iter().map(|prompt| prompt.tokens.len()).sum()
+            encode_prompts(prompts, &context.served.model)?.iter().map(|prompt| prompt.tokens.len()).sum()
         }
     })
 }
@@ -354,10 +356,10 @@ fn choice_seed(seed: u64, choice: u32) -> u64 {
 fn conversation_prompt(
     conversation: Conversation,
     pictures: &[Vec<Image>],
-    app: &AppState,
+    served: &ServedModel,
     constraint: &mut Option<Constraint>,
 ) -> Result<(Vec<u32>, Option<Thinking>), Error> {
-    let AppState { model, tool_support, thinking_format, .. } = app;
+    let ServedModel { model, tool_support, thinking_format, .. } = served;
     let Conversation { messages, tools, prompt_options, tools_used_at } = conversation;
     let Some(template) = &model.chat_template else {
         let message = "the model has no chat template: use /v1/completions".to_owned();
