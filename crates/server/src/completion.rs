@@ -59,8 +59,8 @@ pub(crate) fn check_headers(app: &AppState, headers: &HeaderMap) -> Result<(), E
 
 /// The field that all protocols share.
 #[derive(Deserialize)]
-struct ModelField {
-    model: String,
+pub(crate) struct ModelField {
+    pub(crate) model: String,
 }
 
 /// Receives a body, finds its model, parses it, loads its images, and applies `encode` to both.
@@ -75,7 +75,7 @@ pub(crate) async fn receive<T: Send + 'static, R: Send + 'static>(
     let body = blocking(move || parse_json(&body)).await?;
     let ModelField { model } = parse_body(&body)?;
     app.check_ready()?;
-    let context = Context { app: app.clone(), served: app.models.acquire(&model).await? };
+    let context = Context { app: app.clone(), served: app.models.acquire(&model).await?.language()? };
     let (given, span) = (context.clone(), log.span.clone());
     let parsed = blocking(move || {
         let _entered = span.entered();

@@ -14,10 +14,12 @@ use std::time::Duration;
 use engine::Status;
 
 use crate::config::Model;
+use crate::embedder::{Embedder, EmbeddingModel};
 use crate::generator::{Gauge, Generator};
+use crate::served::Served;
 use crate::stats::HardwareStats;
 
-pub(crate) use lease::Lease;
+pub(crate) use lease::{AnyLease, Lease};
 pub use pool::Pool;
 pub(crate) use pool::{LoadState, ModelState};
 
@@ -100,18 +102,32 @@ pub struct ModelDescription {
     pub context_length: Option<u32>,
     /// Whether prompts may contain images.
     pub takes_images: bool,
+    /// Whether it embeds texts, rather than generating them.
+    pub embeds: bool,
 }
 
 impl ModelDescription {
     /// The description of a loaded model.
-    pub(crate) fn of(model: &Model, generator: &dyn Generator) -> ModelDescription {
-        ModelDescription {
-            id: model.id.clone(),
-            aliases: model.aliases.clone(),
-            created: model.created,
-            file_bytes: 0,
-            context_length: Some(generator.context_length()),
-            takes_images: model.images.is_ok(),
+    pub(crate) fn of(served: &Served) -> ModelDescription {
+        match served {
+            Served::Language(served) => ModelDescription {
+                id: served.model.id.clone(),
+                aliases: served.model.aliases.clone(),
+                created: served.model.created,
+                file_bytes: 0,
+                context_length: Some(served.generator.context_length()),
+                takes_images: served.model.images.is_ok(),
+                embeds: false,
+            },
+            Served::Embedder(served) => ModelDescription {
+                id: served.model.id.clone(),
+                aliases: served.model.aliases.clone(),
+                created: served.model.created,
+                file_bytes: 0,
+                context_length: Some(served.model.max_tokens),
+                takes_images: false,
+                embeds: true,
+            },
         }
     }
 
@@ -144,18 +160,26 @@ pub trait OpenModel: Send + 'static {
 
 /// A model in device memory.
 pub struct LoadedModel {
-    /// What requests need to know of it.
-    pub model: Model,
-    /// Its engine.
-    pub generator: Arc<dyn Generator>,
+    pub(crate) kind: LoadedKind,
     /// What else belongs to it, dropped after the generator.
     pub(crate) resources: Option<Box<dyn Any + Send + Sync>>,
 }
 
+/// What a model is for.
+pub(crate) enum LoadedKind {
+    Language(Box<Model>, Arc<dyn Generator>),
+    Embedder(EmbeddingModel, Arc<dyn Embedder>),
+}
+
 impl LoadedModel {
-    /// A model that consists of its engine.
+    /// A model that generates text.
     pub fn new(model: Model, generator: Arc<dyn Generator>) -> LoadedModel {
-        LoadedModel { model, generator, resources: None }
+        LoadedModel { kind: LoadedKind::Language(Box::new(model), generator), resources: None }
+    }
+
+    /// A model that embeds texts.
+    pub fn embedder(model: EmbeddingModel, embedder: Arc<dyn Embedder>) -> LoadedModel {
+        LoadedModel { kind: LoadedKind::Embedder(model, embedder), resources: None }
     }
 
     /// Keeps something as long as the model is loaded.

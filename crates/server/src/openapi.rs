@@ -5,11 +5,13 @@ use utoipa::{PartialSchema, ToSchema};
 
 use crate::anthropic::{self, CountTokensRequest, Message, MessagesRequest, StreamEvent, TokenCount};
 use crate::config::{Config, Model};
+use crate::embeddings::MAX_INPUTS;
 use crate::encoding::ACCEPTED;
+use crate::models::ModelDescription;
 use crate::openai::tools::NAME_PATTERN;
 use crate::openai::{
-    ChatChoice, ChatChunkChoice, ChatLogprobs, ChatRequest, Completion, CompletionRequest, ErrorBody,
-    ModelInfo, ModelList, Options, TextChoice, TextLogprobs,
+    ChatChoice, ChatChunkChoice, ChatLogprobs, ChatRequest, Completion, CompletionRequest, EmbeddingList,
+    EmbeddingsRequest, ErrorBody, ModelInfo, ModelList, Options, TextChoice, TextLogprobs,
 };
 use crate::request::{MAX_BIASES, MAX_STOPS};
 use crate::tools::MAX_TOOLS;
@@ -21,7 +23,43 @@ const STREAM_EVENT: &str = "StreamEvent";
 const TOKEN_COUNT: &str = "TokenCount";
 
 /// The OpenAPI document of a server with models of these names, and the limits of its only model and of the server.
-pub(crate) fn document(names: &[&String], model: Option<&Model>, config: &Config) -> Value {
+pub(crate) fn document(models: &[ModelDescription], model: Option<&Model>, config: &Config) -> Value {
+    let (embedders, generators) = models.iter().partition::<Vec<_>, _>(|model| model.embeds);
+    let mut document = base_document(&names(&generators), model, config);
+    // Without an embedding model all requests would fail.
+    if !embedders.is_empty() {
+        add_embeddings(&mut document, &names(&embedders));
+    }
+    document
+}
+
+/// All names of models.
+fn names<'a>(models: &[&'a ModelDescription]) -> Vec<&'a String> {
+    models.iter().flat_map(|model| std::iter::once(&model.id).chain(&model.aliases)).collect()
+}
+
+/// Adds the path of embeddings, for models of these names.
+fn add_embeddings(document: &mut Value, names: &[&String]) {
+    let mut operation =
+        operation("Embed texts", json!({ "200": response("The vectors", "EmbeddingList") }), true);
+    operation["requestBody"] = request_body(&reference(&EmbeddingsRequest::name()));
+    document["paths"]["/v1/embeddings"] = json!({ "post": operation });
+    let mut schemas = Map::new();
+    add::<EmbeddingsRequest>(&mut schemas, &EmbeddingsRequest::name());
+    add::<EmbeddingList>(&mut schemas, "EmbeddingList");
+    schemas["EmbeddingsRequest"]["properties"]["model"]["enum"] = json!(names);
+    // Without a minimum an empty list would match all three, and `oneOf` allows one match only.
+    for list in 1..=3 {
+        schemas["EmbeddingInputSchema"]["oneOf"][list]["minItems"] = json!(1);
+        schemas["EmbeddingInputSchema"]["oneOf"][list]["maxItems"] = json!(MAX_INPUTS);
+    }
+    schemas["EmbeddingInputSchema"]["oneOf"][3]["items"]["minItems"] = json!(1);
+    let all = document["components"]["schemas"].as_object_mut().expect("an object");
+    all.append(&mut schemas);
+}
+
+/// Everything but embeddings.
+fn base_document(names: &[&String], model: Option<&Model>, config: &Config) -> Value {
     json!({
         // The first version that describes server-sent events.
         "openapi": "3.2.0",

@@ -33,6 +33,7 @@ use crate::webui::webui;
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
+const EMBEDDINGS: &str = "/v1/embeddings";
 const MESSAGES: &str = "/v1/messages";
 const COUNT_TOKENS: &str = "/v1/messages/count_tokens";
 
@@ -50,6 +51,7 @@ pub(crate) fn routes(
     let v1 = Router::new()
         .route(CHAT, post(openai::chat).route_layer(checked.clone()))
         .route(COMPLETIONS, post(openai::completions).route_layer(checked.clone()))
+        .route(EMBEDDINGS, post(openai::embeddings).route_layer(checked_count.clone()))
         .route(MESSAGES, post(anthropic::messages).route_layer(checked))
         .route(COUNT_TOKENS, post(anthropic::count_tokens).route_layer(checked_count))
         .route("/v1/models", get(list_models))
@@ -175,7 +177,7 @@ async fn check_generation(State(app): State<Arc<AppState>>, request: Request, ne
 
 async fn method_not_allowed(State(app): State<Arc<AppState>>, request: Request) -> Response {
     let (method, path) = (request.method().to_string(), request.uri().path().to_owned());
-    let takes_body = [CHAT, COMPLETIONS, MESSAGES, COUNT_TOKENS].contains(&path.as_str());
+    let takes_body = [CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, COUNT_TOKENS].contains(&path.as_str());
     let allowed = if takes_body { "POST" } else { "GET, HEAD" };
     app.bodies.refuse(request, Error::MethodNotAllowed { method, path, allowed })
 }
@@ -247,14 +249,11 @@ async fn openapi(State(app): State<Arc<AppState>>) -> Result<Json<Value>, Error>
     let models = app.models.list().await?;
     // The limits of a server's only model.
     let only = match &*models {
-        [model] => app.models.try_acquire(&model.id),
+        [model] => app.models.try_acquire(&model.id).and_then(|lease| lease.language().ok()),
         _ => None,
     };
-    let document = move || {
-        let names: Vec<&String> =
-            models.iter().flat_map(|model| std::iter::once(&model.id).chain(&model.aliases)).collect();
-        Ok(openapi::document(&names, only.as_ref().map(|served| &served.model), &app.config))
-    };
+    let document =
+        move || Ok(openapi::document(&models, only.as_ref().map(|served| &served.model), &app.config));
     blocking(document).await.map(Json)
 }
 

@@ -5,6 +5,7 @@ mod call_syntaxes;
 mod common;
 mod completions;
 mod dashboard;
+mod embeddings;
 mod formats;
 mod hostile;
 mod images;
