@@ -29,13 +29,16 @@ pub(crate) struct EmbedRequest {
     pub(crate) fields: (&'static str, &'static str),
 }
 
+/// Parses a body; also returns what is kept of it for the response.
+type ParseEmbedRequest<T> = fn(&Value, &ServedEmbedder) -> Result<(EmbedRequest, T), Error>;
+
 /// Embeds the texts of a request: receives its body, parses it with the protocol's `parse`, and waits for its turns.
 /// Also returns what `parse` keeps of the request for its response, and the id of the model.
 pub(crate) async fn embed<T: Send + 'static>(
     app: &Arc<AppState>,
     log: &Arc<LogEntry>,
     request: Request,
-    parse: fn(&Value, &ServedEmbedder) -> Result<(EmbedRequest, T), Error>,
+    parse: ParseEmbedRequest<T>,
 ) -> Result<(Vec<EmbeddedText>, T, String), Error> {
     let (body, reservation) = app.bodies.receive(request.into()).await?;
     let body = blocking(move || parse_json(&body)).await?;
