@@ -81,10 +81,11 @@ fn from_vocabulary(data: Vocabulary) -> text::Result<(Tokenizer, Option<String>)
         "llama" => VocabularyKind::SentencePiece,
         "gpt2" => VocabularyKind::Bpe,
         "gemma4" => VocabularyKind::Gemma4,
+        "bert" => VocabularyKind::WordPiece,
         other => {
             let other: String = other.chars().take(64).collect();
             let text = format!(
-                "tokenizer model '{}' is not supported: only llama, gpt2 and gemma4 are",
+                "tokenizer model '{}' is not supported: only llama, gpt2, gemma4 and bert are",
                 other.escape_debug()
             );
             return Err(text::Error::Unsupported(text));
@@ -103,6 +104,7 @@ fn from_vocabulary(data: Vocabulary) -> text::Result<(Tokenizer, Option<String>)
         bos: data.bos,
         eos: data.eos,
         eot: data.eot,
+        separator: data.separator,
         unknown: data.unknown,
         pad: data.pad,
         fim: text::FimIds {
@@ -115,6 +117,7 @@ fn from_vocabulary(data: Vocabulary) -> text::Result<(Tokenizer, Option<String>)
         },
         // llama.cpp's defaults where a file has no such key.
         add_bos: gemma4 || data.add_bos.unwrap_or(kind == VocabularyKind::SentencePiece || has_bos),
+        add_eos: data.add_eos.unwrap_or(false),
         add_space_prefix: !gemma4 && data.add_space_prefix.unwrap_or(kind == VocabularyKind::SentencePiece),
         suppressed: data.suppressed,
         ..text::Vocabulary::new(kind)
