@@ -1,7 +1,7 @@
 //! The tokenizer and the chat template of a checkpoint, and how it takes images.
 
 use checkpoint::{
-    Architecture, Checkpoint,
+    Architecture, Checkpoint, EmbeddingCheckpoint,
     tokenizer::{TokenizerData, Vocabulary},
 };
 use text::{ChatTemplate, Tokenizer, VocabularyKind};
@@ -32,18 +32,7 @@ impl Language {
         let path = checkpoint.path.display().to_string();
         let wrong = |reason: text::Error| Error::Text { path: path.clone(), reason };
         let data = checkpoint.tokenizer_data()?.ok_or_else(|| Error::NoTokenizer { path: path.clone() })?;
-        let (tokenizer, template): (Tokenizer, Option<String>) = match data {
-            TokenizerData::Gguf(vocabulary) => from_vocabulary(*vocabulary).map_err(wrong)?,
-            TokenizerData::HuggingFace { tokenizer, config, chat_template } => {
-                let parsed =
-                    config.as_deref().map(|config| text::hf::TokenizerConfig::parse(config.as_bytes()));
-                let parsed = parsed.transpose().map_err(wrong)?;
-                let template = chat_template.or_else(|| parsed?.chat_template);
-                let tokenizer =
-                    Tokenizer::from_hf(tokenizer.as_bytes(), config.as_deref().map(str::as_bytes));
-                (tokenizer.map_err(wrong)?, template)
-            }
-        };
+        let (tokenizer, template) = from_data(data).map_err(wrong)?;
         let name =
             |id: Option<u32>| id.and_then(|id| tokenizer.token_name(id)).unwrap_or_default().into_owned();
         let (bos, eos) = (name(tokenizer.bos()), name(tokenizer.eos()));
@@ -73,6 +62,28 @@ impl Language {
             Err(error) => Err(error.to_string()),
         };
         Ok(Self { tokenizer, template, own_template, stop_token_ids, images })
+    }
+}
+
+/// The tokenizer of an embedding model; an error if it has none.
+pub fn embedding_tokenizer(checkpoint: &EmbeddingCheckpoint) -> Result<Tokenizer> {
+    let path = checkpoint.path.display().to_string();
+    let data = checkpoint.tokenizer_data()?.ok_or_else(|| Error::NoTokenizer { path: path.clone() })?;
+    let (tokenizer, _) = from_data(data).map_err(|reason| Error::Text { path, reason })?;
+    Ok(tokenizer)
+}
+
+/// The tokenizer, and the chat template if there is one.
+fn from_data(data: TokenizerData) -> text::Result<(Tokenizer, Option<String>)> {
+    match data {
+        TokenizerData::Gguf(vocabulary) => from_vocabulary(*vocabulary),
+        TokenizerData::HuggingFace { tokenizer, config, chat_template } => {
+            let parsed = config.as_deref().map(|config| text::hf::TokenizerConfig::parse(config.as_bytes()));
+            let parsed = parsed.transpose()?;
+            let template = chat_template.or_else(|| parsed?.chat_template);
+            let config = config.as_deref().map(str::as_bytes);
+            Ok((Tokenizer::from_hf(tokenizer.as_bytes(), config)?, template))
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use tensor::Layout;
 use crate::{
     blueprint::{Joined, StripOrder, is_vector, join},
     error::Result,
-    plan::WeightDemand,
+    plan::{Demand, WeightDemand},
     stream::{self, Control, Destination, Options, Stats},
 };
 
@@ -137,15 +137,31 @@ impl<'a> EmbeddingBlueprint<'a> {
         tensors.map(|(tensor, _)| tensor.data.len).sum()
     }
 
-    /// The memory that the model needs.
-    pub fn demand(&self) -> WeightDemand {
-        let bytes = self.bytes();
-        WeightDemand {
-            name: "embedding model".into(),
+    /// The memory that the model needs, with this much for activations.
+    pub fn demand(&self, scratch_bytes: u64) -> Demand {
+        let weight = |name: String, bytes, split_unit| WeightDemand {
+            name,
             bytes,
             bytes_per_token: bytes,
-            split_unit: 0,
+            split_unit,
             in_host_memory: false,
+        };
+        let matrix = |(id, layout): (EmbeddingMatrix, Layout)| {
+            let bytes = (layout.value_bytes() + layout.scale_bytes()) as u64;
+            let strip = (layout.strip_value_bytes() + layout.strip_scale_bytes()) as u64;
+            weight(id.to_string(), bytes, strip)
+        };
+        let mut weights: Vec<WeightDemand> = self.layouts().map(matrix).collect();
+        let matrices: u64 = weights.iter().map(|weight| weight.bytes).sum();
+        weights.push(weight("norms".into(), self.bytes() - matrices, 0));
+        // A text encoder keeps no keys and values.
+        Demand {
+            weights,
+            kv_layers: vec![],
+            context_length: 1,
+            max_sequences: 1,
+            scratch_bytes,
+            smaller: vec![],
         }
     }
 
