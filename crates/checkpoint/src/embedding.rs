@@ -71,6 +71,11 @@ impl ModelKind {
     }
 }
 
+/// Whether the metadata of a GGUF file is that of an embedding model.
+pub fn is_embedding_gguf(metadata: &crate::gguf::Metadata) -> bool {
+    gguf::is_embedding(metadata)
+}
+
 /// An embedding model on disk: complete, with the right shapes. No tensor data is read.
 #[derive(Clone, Debug)]
 pub struct EmbeddingCheckpoint {

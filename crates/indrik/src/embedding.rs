@@ -140,7 +140,7 @@ impl EmbeddingFiles {
         let total_bytes = blueprint.file_bytes();
         let done = std::sync::atomic::AtomicBool::new(false);
         let start = Instant::now();
-        let loaded = std::thread::scope(|scope| {
+        let loaded: ::model::Result<TextEncoder> = std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !done.load(Ordering::Relaxed) {
                     let bytes = control.done.load(Ordering::Relaxed);
@@ -157,7 +157,7 @@ impl EmbeddingFiles {
             if options.prepare {
                 encoder.prepare()?;
             }
-            model::Result::Ok(encoder)
+            Ok(encoder)
         });
         Ok((loaded?, device.info().clone()))
     }
