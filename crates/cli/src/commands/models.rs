@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fs, path::Path, process::ExitCode};
 
 use checkpoint::{
-    Checkpoint, Tensor,
+    Checkpoint, EmbeddingCheckpoint, Tensor,
     gguf::{self, Gguf, Metadata},
 };
 use clap::Args;
@@ -147,6 +147,17 @@ fn size_changed(entry: &StoreEntry) -> Option<String> {
 /// Reads a model's headers: metadata, licence, and why it cannot be used. Weights are not read.
 fn describe(path: &Path) -> (Facts, Option<String>, Option<String>) {
     let (mut facts, problem) = match Checkpoint::open(path) {
+        Err(checkpoint::Error::IsEmbeddingModel { .. }) => match EmbeddingCheckpoint::open(path) {
+            Ok(checkpoint) => {
+                let facts = Facts {
+                    family: Some(checkpoint.config.architecture().to_string()),
+                    context: Some(checkpoint.config.max_tokens.into()),
+                    ..tensor_facts(&checkpoint.source.tensors)
+                };
+                (facts, None)
+            }
+            Err(error) => (Facts::default(), Some(reason(path, &error))),
+        },
         Ok(checkpoint) => {
             let facts = Facts {
                 family: Some(checkpoint.config.architecture.name().to_string()),
@@ -155,12 +166,7 @@ fn describe(path: &Path) -> (Facts, Option<String>, Option<String>) {
             };
             (facts, None)
         }
-        Err(error) => {
-            // The row already names the file.
-            let text = error.to_string();
-            let text = text.strip_prefix(&format!("{}: ", path.display())).unwrap_or(&text).to_string();
-            (Facts::default(), Some(text))
-        }
+        Err(error) => (Facts::default(), Some(reason(path, &error))),
     };
     if path.extension().is_none_or(|extension| extension != "gguf") {
         return (facts, None, problem);
@@ -176,6 +182,12 @@ fn describe(path: &Path) -> (Facts, Option<String>, Option<String>) {
         facts.quantisation = Some(name.to_string());
     }
     (facts, string("general.license"), problem)
+}
+
+/// An error without the file, which the row already names.
+fn reason(path: &Path, error: &checkpoint::Error) -> String {
+    let text = error.to_string();
+    text.strip_prefix(&format!("{}: ", path.display())).unwrap_or(&text).to_string()
 }
 
 /// Number of parameters and the most common encoding.
