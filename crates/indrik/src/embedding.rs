@@ -97,6 +97,18 @@ impl EmbeddingFiles {
         &self.tokenizer
     }
 
+    /// Bytes of device memory that the model takes once it is loaded.
+    pub fn memory_bytes(&self, options: &EmbeddingOptions) -> Result<u64> {
+        let limits = TextLimits::new(self.config(), options.max_tokens)?;
+        let blueprint = EmbeddingBlueprint::new(&self.checkpoint)?;
+        Ok(blueprint.demand(limits.scratch_bytes(self.config())).total_bytes())
+    }
+
+    /// Maximum tokens of a text, special tokens included, once it is loaded.
+    pub fn max_tokens(&self, options: &EmbeddingOptions) -> Result<u32> {
+        Ok(TextLimits::new(self.config(), options.max_tokens)?.max_tokens)
+    }
+
     /// Loads the weights into device memory. Fails before any weight is read if they do not fit.
     pub fn load(&self, options: EmbeddingOptions) -> Result<EmbeddingModel> {
         self.load_with(options, &Control::default(), &|_| ())
@@ -231,6 +243,16 @@ impl EmbeddingModel {
         progress: &mut dyn FnMut(usize) -> bool,
     ) -> Result<Vec<Embedding>> {
         let encoded = self.encode(texts, options)?;
+        self.embed_encoded(&encoded, options, progress)
+    }
+
+    /// The vectors of texts that are tokens already.
+    pub(crate) fn embed_encoded(
+        &self,
+        encoded: &[EncodedText],
+        options: &EmbedOptions,
+        progress: &mut dyn FnMut(usize) -> bool,
+    ) -> Result<Vec<Embedding>> {
         let max_dimensions = self.config().dimensions();
         let dimensions = options.dimensions.unwrap_or(max_dimensions);
         if !(1..=max_dimensions).contains(&dimensions) {
@@ -245,7 +267,7 @@ impl EmbeddingModel {
             }
             Embedding { vector, tokens: text.ids.len(), truncated: text.is_truncated() }
         };
-        Ok(vectors.into_iter().zip(&encoded).map(embedding).collect())
+        Ok(vectors.into_iter().zip(encoded).map(embedding).collect())
     }
 
     /// The tokens of texts, as the model takes them.

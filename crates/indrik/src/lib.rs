@@ -55,6 +55,7 @@ mod memory;
 mod model;
 mod sampling;
 mod serve;
+mod serve_embeddings;
 
 pub use backend::HeapProbe;
 pub use chat::{Chat, ChatReply, Reply, ReplyEvent, ToolChoice};

@@ -7,7 +7,8 @@ use std::{
     time::SystemTime,
 };
 
-use indrik::{ModelFiles, Options};
+use checkpoint::ModelKind;
+use indrik::{EmbeddingFiles, EmbeddingOptions, ModelFiles, Options};
 use model::ImageProcessor;
 use server::ModelDescription;
 use store::{EntryKind, Store, StoreEntry};
@@ -30,11 +31,24 @@ pub struct Offer {
 }
 
 /// A model whose files are open.
-pub struct OfferedModel {
+pub enum OfferedModel {
+    Language(Box<LanguageModel>),
+    Embedder(EmbeddingModel),
+}
+
+/// A model that generates text.
+pub struct LanguageModel {
     pub files: ModelFiles,
     pub served: server::Model,
     pub options: Options,
     pub context_length: u32,
+}
+
+/// A model that embeds texts.
+pub struct EmbeddingModel {
+    pub files: EmbeddingFiles,
+    pub served: server::EmbeddingModel,
+    pub options: EmbeddingOptions,
 }
 
 impl Offer {
@@ -141,6 +155,9 @@ impl Offer {
                 device: settings.device.clone(),
             },
         };
+        if ModelKind::of(&store::resolve_model(name)?)? == ModelKind::Embedding {
+            return self.open_embedder(name);
+        }
         let files = model.open()?;
         let context_length = match settings.context {
             Some(context) if is_main => files.check_context_length(context.get() as usize)?,
@@ -149,7 +166,36 @@ impl Offer {
         };
         let options = self.load_options(model.options(), context_length)?;
         let served = self.served(name, &files, is_main)?;
-        Ok(OfferedModel { files, served, options, context_length })
+        Ok(OfferedModel::Language(Box::new(LanguageModel { files, served, options, context_length })))
+    }
+
+    fn open_embedder(&self, name: &str) -> anyhow::Result<OfferedModel> {
+        let settings = &self.settings;
+        let files = EmbeddingFiles::open(name)?;
+        let options = EmbeddingOptions {
+            device: settings.device.clone(),
+            max_tokens: settings.context.map(|context| context.get().min(files.config().max_tokens)),
+            prepare: true,
+            step_timeout: settings.step_timeout.0,
+        };
+        let Names { id, others } = self.names(name, files.path());
+        let mut served = files.served_as(id, &options)?;
+        others.into_iter().for_each(|name| add_name(&served.id, &mut served.aliases, name));
+        Ok(OfferedModel::Embedder(EmbeddingModel { files, served, options }))
+    }
+
+    /// The names of a model that is offered under `name`.
+    fn names(&self, name: &str, path: &Path) -> Names {
+        // A name in the model store is a better default than the name of its file.
+        let store_name =
+            Some(name.to_owned()).filter(|name| !name.contains('/') && !Path::new(name).exists());
+        // Requests may use the name that `indrik models` lists, and the one given here.
+        let listed = self.entries().into_iter().find(|entry| entry.path == path).map(|entry| entry.name);
+        let is_given = self.named.iter().any(|given| given == name);
+        let is_main = self.settings.model.as_deref() == Some(name);
+        let default = if is_given { &store_name } else { &listed };
+        let id = self.settings.name.clone().filter(|_| is_main).or_else(|| default.clone());
+        Names { id, others: listed.into_iter().chain(store_name).collect() }
     }
 
     fn load_options(&self, base: Options, context_length: u32) -> anyhow::Result<Options> {
@@ -175,14 +221,7 @@ impl Offer {
     /// The model in the form that the server needs.
     fn served(&self, name: &str, files: &ModelFiles, is_main: bool) -> anyhow::Result<server::Model> {
         let settings = &self.settings;
-        // A name in the model store is a better default than the name of its file.
-        let store_name =
-            Some(name.to_owned()).filter(|name| !name.contains('/') && !Path::new(name).exists());
-        // Requests may use the name that `indrik models` lists, and the one given here.
-        let listed = self.entries().into_iter().find(|entry| entry.path == files.path());
-        let listed = listed.map(|entry| entry.name);
-        let default = if self.named.iter().any(|given| given == name) { &store_name } else { &listed };
-        let id = settings.name.clone().filter(|_| is_main).or_else(|| default.clone());
+        let Names { id, others } = self.names(name, files.path());
         let mut served = files.served_as(id)?;
         if settings.pan_and_scan {
             let with_crops = served.images.clone().map(ImageProcessor::with_pan_and_scan);
@@ -195,26 +234,56 @@ impl Offer {
         if !settings.images {
             served.images = Err("images are turned off (--images=false)".to_owned());
         }
-        for name in listed.into_iter().chain(store_name) {
-            if name != served.id && !served.aliases.contains(&name) {
-                served.aliases.push(name);
-            }
-        }
+        others.into_iter().for_each(|name| add_name(&served.id, &mut served.aliases, name));
         Ok(served)
+    }
+}
+
+/// The names of a model.
+struct Names {
+    /// `None`: the name of its file.
+    id: Option<String>,
+    others: Vec<String>,
+}
+
+/// Adds another name of a model.
+fn add_name(id: &str, aliases: &mut Vec<String>, name: String) {
+    if name != id && !aliases.contains(&name) {
+        aliases.push(name);
     }
 }
 
 impl OfferedModel {
     /// What requests may know of it.
     pub fn description(&self) -> ModelDescription {
-        let path = self.files.path();
-        ModelDescription {
-            id: self.served.id.clone(),
-            aliases: self.served.aliases.clone(),
-            created: self.served.created,
-            file_bytes: path.metadata().map_or(0, |data| data.len()),
-            context_length: Some(self.context_length),
-            takes_images: self.served.images.is_ok(),
+        match self {
+            OfferedModel::Language(model) => ModelDescription {
+                id: model.served.id.clone(),
+                aliases: model.served.aliases.clone(),
+                created: model.served.created,
+                file_bytes: file_bytes(model.files.path()),
+                context_length: Some(model.context_length),
+                takes_images: model.served.images.is_ok(),
+                embeds: false,
+            },
+            OfferedModel::Embedder(model) => ModelDescription {
+                id: model.served.id.clone(),
+                aliases: model.served.aliases.clone(),
+                created: model.served.created,
+                file_bytes: file_bytes(model.files.path()),
+                context_length: Some(model.served.max_tokens),
+                takes_images: false,
+                embeds: true,
+            },
         }
     }
+
+    /// Whether prompts may contain images.
+    pub fn takes_images(&self) -> bool {
+        self.description().takes_images
+    }
+}
+
+fn file_bytes(path: &Path) -> u64 {
+    path.metadata().map_or(0, |data| data.len())
 }
