@@ -141,8 +141,8 @@ impl Pool {
                 let reason = format!(
                     "it needs {} of memory, but all models together may take {}: choose a smaller one or a smaller \
                      context, or raise --memory-budget",
-                    gigabytes(bytes),
-                    gigabytes(state.memory_budget)
+                    with_unit(bytes),
+                    with_unit(state.memory_budget)
                 );
                 return Err(Error::ModelUnavailable { model: id, reason });
             }
@@ -267,7 +267,7 @@ impl Pool {
         while let Some(name) = self.first_starting() {
             let loaded = self.acquire(&name).await;
             loaded.map_err(|error| match error {
-                Error::ModelUnavailable { reason, .. } => reason,
+                Error::ModelUnavailable { model, reason } => format!("{model}: {reason}"),
                 error => error.to_string(),
             })?;
             self.starting().remove(0);
@@ -386,9 +386,11 @@ impl Pool {
     }
 }
 
-/// Bytes in gigabytes.
-fn gigabytes(bytes: u64) -> String {
-    format!("{:.1} GB", bytes as f64 / 1e9)
+fn with_unit(bytes: u64) -> String {
+    match bytes as f64 / f64::from(1 << 20) {
+        mebibytes if mebibytes < 1024.0 => format!("{mebibytes:.1} MiB"),
+        mebibytes => format!("{:.1} GiB", mebibytes / 1024.0),
+    }
 }
 
 impl State {

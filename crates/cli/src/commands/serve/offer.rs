@@ -180,8 +180,21 @@ impl Offer {
         };
         let Names { id, others } = self.names(name, files.path());
         let mut served = files.served_as(id, &options)?;
-        others.into_iter().for_each(|name| add_name(&served.id, &mut served.aliases, name));
+        self.set_aliases(&served.id, &mut served.aliases, others);
         Ok(OfferedModel::Embedder(EmbeddingModel { files, served, options }))
+    }
+
+    /// Sets the other names of a model.
+    fn set_aliases(&self, id: &str, aliases: &mut Vec<String>, names: Vec<String>) {
+        // Files of several models may have the same name, such as model.gguf.
+        if self.whole_store || self.named.len() > 1 {
+            aliases.clear();
+        }
+        for name in names {
+            if name != id && !aliases.contains(&name) {
+                aliases.push(name);
+            }
+        }
     }
 
     /// The names of a model that is offered under `name`.
@@ -234,7 +247,7 @@ impl Offer {
         if !settings.images {
             served.images = Err("images are turned off (--images=false)".to_owned());
         }
-        others.into_iter().for_each(|name| add_name(&served.id, &mut served.aliases, name));
+        self.set_aliases(&served.id, &mut served.aliases, others);
         Ok(served)
     }
 }
@@ -244,13 +257,6 @@ struct Names {
     /// `None`: the name of its file.
     id: Option<String>,
     others: Vec<String>,
-}
-
-/// Adds another name of a model.
-fn add_name(id: &str, aliases: &mut Vec<String>, name: String) {
-    if name != id && !aliases.contains(&name) {
-        aliases.push(name);
-    }
 }
 
 impl OfferedModel {
