@@ -23,7 +23,7 @@ use crate::config::{Config, Model};
 use crate::error::Error;
 use crate::generator::Generator;
 use crate::metrics;
-use crate::openai;
+use crate::openai::{self, responses};
 use crate::phase::Phase;
 use crate::state::AppState;
 use crate::stats::{stats, stats_stream};
@@ -31,6 +31,7 @@ use crate::webui::webui;
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
+const RESPONSES: &str = "/v1/responses";
 const MESSAGES: &str = "/v1/messages";
 const COUNT_TOKENS: &str = "/v1/messages/count_tokens";
 
@@ -49,6 +50,10 @@ pub(crate) fn routes(
     let v1 = Router::new()
         .route(CHAT, post(openai::chat).route_layer(checked.clone()))
         .route(COMPLETIONS, post(openai::completions).route_layer(checked.clone()))
+        .route(RESPONSES, post(responses::create).route_layer(checked.clone()))
+        .route("/v1/responses/{id}", get(responses::retrieve).delete(responses::delete))
+        .route("/v1/responses/{id}/cancel", post(responses::cancel))
+        .route("/v1/responses/{id}/input_items", get(responses::input_items))
         .route(MESSAGES, post(anthropic::messages).route_layer(checked))
         .route(COUNT_TOKENS, post(anthropic::count_tokens).route_layer(checked_count))
         .route("/v1/models", get(models))
@@ -173,8 +178,14 @@ async fn check_generation(State(app): State<Arc<AppState>>, request: Request, ne
 
 async fn method_not_allowed(State(app): State<Arc<AppState>>, request: Request) -> Response {
     let (method, path) = (request.method().to_string(), request.uri().path().to_owned());
-    let takes_body = [CHAT, COMPLETIONS, MESSAGES, COUNT_TOKENS].contains(&path.as_str());
-    let allowed = if takes_body { "POST" } else { "GET, HEAD" };
+    let allowed = match path.as_str() {
+        CHAT | COMPLETIONS | RESPONSES | MESSAGES | COUNT_TOKENS => "POST",
+        path => match path.strip_prefix(RESPONSES).and_then(|rest| rest.rsplit_once('/')) {
+            Some(("", _)) => "GET, HEAD, DELETE",
+            Some((_, "cancel")) => "POST",
+            _ => "GET, HEAD",
+        },
+    };
     app.bodies.refuse(request, Error::MethodNotAllowed { method, path, allowed })
 }
 

@@ -16,6 +16,7 @@ use crate::grammars::GrammarCache;
 use crate::host::HostCheck;
 use crate::images::ImageLoader;
 use crate::metrics::Metrics;
+use crate::openai::responses::ResponseStore;
 use crate::phase::Phase;
 use crate::stats::MAX_STREAMS;
 
@@ -32,6 +33,7 @@ pub(crate) struct AppState {
     pub(crate) generator: Arc<dyn Generator>,
     pub(crate) grammars: GrammarCache,
     pub(crate) images: ImageLoader,
+    pub(crate) responses: ResponseStore,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) phase: watch::Receiver<Phase>,
     /// Streams of statistics that may still be opened.
@@ -64,6 +66,7 @@ impl AppState {
             thinking_format,
             grammars: GrammarCache::start(&model, &config)?,
             images: ImageLoader::new(&config),
+            responses: ResponseStore::new(&config),
             metrics: Arc::default(),
             openapi: crate::openapi::document(&model, &config),
             config,
