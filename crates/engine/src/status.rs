@@ -70,6 +70,49 @@ pub struct Status {
 impl Status {
     /// Maximum length of [`Status::requests`].
     pub const MAX_REQUESTS: usize = 64;
+
+    /// Adds the state and the counters of another engine.
+    pub fn add(&mut self, other: &Status) {
+        self.waiting += other.waiting;
+        self.prefilling += other.prefilling;
+        self.decoding += other.decoding;
+        self.pages.free += other.pages.free;
+        self.pages.cached += other.pages.cached;
+        self.pages.total += other.pages.total;
+        self.draining |= other.draining;
+        self.device_lost |= other.device_lost;
+        self.last_step_rows = self.last_step_rows.max(other.last_step_rows);
+        let room = Self::MAX_REQUESTS.saturating_sub(self.requests.len());
+        self.requests.extend(other.requests.iter().take(room).cloned());
+        self.memory_traffic.recent.0 += other.memory_traffic.recent.0;
+        self.memory_traffic.recent.1 += other.memory_traffic.recent.1;
+        self.add_counters(other);
+    }
+
+    /// Adds the counters of another engine, but not what it is doing now.
+    pub fn add_counters(&mut self, other: &Status) {
+        self.prompt_tokens += other.prompt_tokens;
+        self.cached_tokens += other.cached_tokens;
+        self.generation_tokens += other.generation_tokens;
+        self.steps += other.steps;
+        self.rows += other.rows;
+        self.memory_traffic.bytes += other.memory_traffic.bytes;
+        self.memory_traffic.time += other.memory_traffic.time;
+        self.memory_traffic.tokens += other.memory_traffic.tokens;
+        self.energy.joules += other.energy.joules;
+        self.energy.generation_tokens += other.energy.generation_tokens;
+        self.sequences_started += other.sequences_started;
+        self.prefix_cache_hits += other.prefix_cache_hits;
+        self.preemptions += other.preemptions;
+        self.finished += other.finished;
+        self.failed += other.failed;
+        self.cancelled += other.cancelled;
+        self.rejected += other.rejected;
+        self.devices_lost += other.devices_lost;
+        self.time_to_first_token.add(&other.time_to_first_token);
+        self.inter_token_latency.add(&other.inter_token_latency);
+        self.request_latency.add(&other.request_latency);
+    }
 }
 
 /// What a request is doing.
@@ -177,6 +220,12 @@ impl Histogram {
         self.sum += duration.saturating_mul(u32::try_from(samples).unwrap_or(u32::MAX));
     }
 
+    /// Adds the samples of another histogram.
+    fn add(&mut self, other: &Histogram) {
+        self.sum += other.sum;
+        self.counts.iter_mut().zip(other.counts).for_each(|(count, more)| *count += more);
+    }
+
     /// Number of samples.
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
@@ -218,6 +267,21 @@ mod tests {
         let recent = traffic.bytes_per_second().unwrap();
         assert!((100.0..100.1).contains(&recent), "{recent}");
         assert_eq!((traffic.bytes, traffic.time), (10_500, Duration::from_secs(101)));
+    }
+
+    #[test]
+    fn statuses_of_several_engines_add_up() {
+        let mut first = Status { waiting: 1, finished: 2, last_step_rows: 3, ..Status::default() };
+        first.request_latency.record(Duration::from_millis(7), 2);
+        first.memory_traffic.record(100, Duration::from_secs(1), 1);
+        let (mut sum, mut retired) = (first.clone(), Status::default());
+        sum.add(&first);
+        assert_eq!((sum.waiting, sum.finished, sum.last_step_rows), (2, 4, 3));
+        assert_eq!((sum.request_latency.count(), sum.request_latency.sum()), (4, Duration::from_millis(28)));
+        assert_eq!(sum.memory_traffic.bytes_per_second(), Some(100.0));
+        retired.add_counters(&first);
+        assert_eq!((retired.waiting, retired.finished, retired.memory_traffic.bytes), (0, 2, 100));
+        assert_eq!(retired.memory_traffic.bytes_per_second(), None);
     }
 
     #[test]

@@ -126,6 +126,11 @@ impl ModelFiles {
         load::load_model(self.clone(), options, hooks)
     }
 
+    /// Bytes of device memory that the model takes once it is loaded with these options.
+    pub fn memory_bytes(&self, options: &Options, device: &gpu::AdapterInfo) -> Result<u64> {
+        load::memory_bytes(self, options, device)
+    }
+
     /// The model's description for the HTTP server. `id` is its name in requests; the file name if `None`.
     pub fn served_as(&self, id: Option<String>) -> Result<server::Model> {
         let path = self.path();

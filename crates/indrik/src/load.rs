@@ -233,6 +233,54 @@ struct LoadSource<'a> {
     vision: Option<&'a Vision>,
 }
 
+/// Bytes of device memory that a model takes.
+pub(crate) fn memory_bytes(files: &ModelFiles, options: &Options, device: &AdapterInfo) -> Result<u64> {
+    let vision = if options.images { files.vision() } else { None };
+    let source = LoadSource { files, vision: vision.as_ref() };
+    let limits = limits(files, options, device)?;
+    Ok(LoadDemand::new(source, options, limits, device)?.demand.total_bytes())
+}
+
+/// What a model needs.
+struct LoadDemand {
+    demand: plan::Demand,
+    limits: Limits,
+    /// Of the image encoder, if it is loaded.
+    encoder_limits: Option<EncoderLimits>,
+    /// Bytes to read.
+    file_bytes: u64,
+}
+
+impl LoadDemand {
+    fn new(
+        source: LoadSource<'_>,
+        options: &Options,
+        limits: Limits,
+        device: &AdapterInfo,
+    ) -> Result<LoadDemand> {
+        let LoadSource { files, vision } = source;
+        let limits = vision.map_or(limits, |vision| limits.with_images(vision.config.max_soft_tokens()));
+        let output_rows = match options.all_logits {
+            true => limits.prefill_chunk.min(model::MAX_OUTPUT_ROWS),
+            false => options.max_sequences,
+        };
+        let checkpoint = files.checkpoint();
+        let blueprint = Blueprint::new(checkpoint)?;
+        let mut demand =
+            blueprint.demand(&checkpoint.config, &limits.reservation(&checkpoint.config, output_rows));
+        let mut file_bytes = blueprint.file_bytes();
+        let encoder_limits = vision
+            .map(|vision| EncoderLimits::new(&vision.config, device.local_memory(), limits.prefill_chunk));
+        if let (Some(vision), Some(limits)) = (vision, encoder_limits) {
+            let blueprint = VisionBlueprint::new(vision)?;
+            demand.add_weight(blueprint.demand());
+            demand.scratch_bytes += limits.scratch_bytes(&vision.config);
+            file_bytes += blueprint.file_bytes();
+        }
+        Ok(LoadDemand { demand, limits, encoder_limits, file_bytes })
+    }
+}
+
 /// Plans the placement of weights, KV cache and scratch memory, allocates it, and reads the weights.
 fn load_runner(
     device: &Device,
@@ -243,24 +291,9 @@ fn load_runner(
     progress: &(dyn Fn(LoadProgress<'_>) + Sync),
 ) -> Result<(Runner, Vec<plan::HeapUsage>)> {
     let LoadSource { files, vision } = source;
-    let limits = vision.map_or(limits, |vision| limits.with_images(vision.config.max_soft_tokens()));
-    let output_rows = match options.all_logits {
-        true => limits.prefill_chunk.min(model::MAX_OUTPUT_ROWS),
-        false => options.max_sequences,
-    };
     let checkpoint = files.checkpoint();
-    let blueprint = Blueprint::new(checkpoint)?;
-    let mut demand =
-        blueprint.demand(&checkpoint.config, &limits.reservation(&checkpoint.config, output_rows));
-    let mut total_bytes = blueprint.file_bytes();
-    let encoder_limits = vision
-        .map(|vision| EncoderLimits::new(&vision.config, device.info().local_memory(), limits.prefill_chunk));
-    if let (Some(vision), Some(limits)) = (vision, encoder_limits) {
-        let blueprint = VisionBlueprint::new(vision)?;
-        demand.add_weight(blueprint.demand());
-        demand.scratch_bytes += limits.scratch_bytes(&vision.config);
-        total_bytes += blueprint.file_bytes();
-    }
+    let needed = LoadDemand::new(source, options, limits, device.info())?;
+    let LoadDemand { demand, limits, encoder_limits, file_bytes: total_bytes } = needed;
     let placement = plan::plan(&device_memory(device.info()), &demand)?;
     let encoder = vision.zip(encoder_limits).map(|(vision, limits)| {
         // It was added last.

@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, sync::Arc};
 
 use axum::Router;
-use server::{Config, EngineSlot, Handle, Server};
+use server::{Config, Handle, LoadedModel, Models, Server};
 
 use crate::{Model, Result};
 
@@ -15,12 +15,12 @@ use crate::{Model, Result};
 /// The router enforces the per-request limits of `config`. Limits on connections (header and stall timeouts,
 /// maximum number of connections) are up to the application's own listener.
 pub fn router(model: &Model, id: Option<String>, config: Config) -> Result<(Router, Handle)> {
-    Ok(server::router(config, model.files().served_as(id)?, engine_slot(model)?)?)
+    Ok(server::router(config, models(model, id)?)?)
 }
 
 /// Binds the HTTP server to an address; port 0 selects any free port. [`Server::run`] then serves requests.
 pub async fn bind(model: &Model, address: SocketAddr, id: Option<String>, config: Config) -> Result<Server> {
-    Ok(Server::bind(address, config, model.files().served_as(id)?, engine_slot(model)?).await?)
+    Ok(Server::bind(address, config, models(model, id)?).await?)
 }
 
 /// Serves the API until the future is dropped.
@@ -29,14 +29,8 @@ pub async fn serve(model: &Model, address: SocketAddr, config: Config) -> Result
     Ok(())
 }
 
-/// The model's engine for the server. The slot holds a clone of the model, which keeps it loaded.
-fn engine_slot(model: &Model) -> Result<Arc<EngineSlot>> {
-    let engine = model.engine()?;
-    let loaded = model.clone();
-    let slot = EngineSlot::new(engine.capacity().context_length, "starting").with_gauges(move |_| {
-        let _ = &loaded;
-        vec![]
-    });
-    slot.fill(engine);
-    Ok(Arc::new(slot))
+/// The model for the server, which keeps it loaded.
+fn models(model: &Model, id: Option<String>) -> Result<Models> {
+    let loaded = LoadedModel::new(model.files().served_as(id)?, Arc::new(model.engine()?));
+    Ok(Models::one(loaded.keeping(model.clone())))
 }

@@ -11,6 +11,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use crate::access_log::LogEntry;
 use crate::emitted;
 use crate::error::Error;
+use crate::models::Lease;
 use crate::output::{OutputParser, OutputPart, StopReason};
 use crate::timing::{EventTimes, Timing};
 
@@ -45,6 +46,8 @@ pub(crate) struct ChoiceStream {
     /// Memory of the images in the prompt, which all choices share.
     #[allow(dead_code, reason = "held until the choice is complete")]
     pub(crate) image_memory: Option<Arc<OwnedSemaphorePermit>>,
+    #[allow(dead_code, reason = "keeps the model loaded until the choice is complete")]
+    pub(crate) served: Lease,
 }
 
 /// A prompt whose log probabilities are reported.

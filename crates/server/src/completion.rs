@@ -5,6 +5,8 @@ use std::sync::Arc;
 use axum::extract::Request;
 use axum::http::HeaderMap;
 use engine::Usage;
+use serde::Deserialize;
+use serde_json::Value;
 use text::{DecodeSpecial, Detokenizer};
 
 use crate::access_log::LogEntry;
@@ -15,9 +17,11 @@ use crate::encoding::Encoding;
 use crate::error::Error;
 use crate::images::{ImageSource, LoadedImages};
 use crate::min_tokens::MinTokens;
+use crate::parse::{parse as parse_body, parse_json};
 use crate::request::{GenerationRequest, ParsedRequest};
 use crate::response::Generation;
-use crate::state::AppState;
+use crate::served::ServedModel;
+use crate::state::{AppState, Context};
 use crate::timing::EventTimes;
 
 /// Generates the output of a request: [starts](start) it and waits for admission.
@@ -25,7 +29,7 @@ pub(crate) async fn generate<T: Send + 'static>(
     app: &Arc<AppState>,
     log: &Arc<LogEntry>,
     request: Request,
-    parse: impl FnOnce(&[u8], &AppState) -> Result<(GenerationRequest, T), Error> + Send + 'static,
+    parse: impl FnOnce(Value, &Context) -> Result<(GenerationRequest, T), Error> + Send + 'static,
 ) -> Result<(Generation, T), Error> {
     let (mut generation, kept) = start(app, log, request, parse).await?;
     // The response head is sent after admission, so that a rejected stream gets an error status too.
@@ -47,14 +51,14 @@ pub(crate) async fn start<T: Send + 'static>(
     app: &Arc<AppState>,
     log: &Arc<LogEntry>,
     request: Request,
-    parse: impl FnOnce(&[u8], &AppState) -> Result<(GenerationRequest, T), Error> + Send + 'static,
+    parse: impl FnOnce(Value, &Context) -> Result<(GenerationRequest, T), Error> + Send + 'static,
 ) -> Result<(Generation, T), Error> {
-    let (mut parsed, kept) = receive(app, log, request, parse, encode).await?;
+    let (mut parsed, kept, context) = receive(app, log, request, parse, encode).await?;
     log.set_model(&parsed.model);
     app.check_ready()?;
-    attach_grammar(app, &mut parsed).await?;
+    attach_grammar(&context.served, &mut parsed).await?;
     // The prompt is freed here: it may be large, and the wait in the queue long.
-    Ok((submit(app, &mut parsed, log)?, kept))
+    Ok((submit(&context, &mut parsed, log)?, kept))
 }
 
 /// Everything that can be wrong with a request before its body has arrived.
@@ -67,40 +71,50 @@ pub(crate) fn check_headers(app: &AppState, headers: &HeaderMap) -> Result<(), E
     app.check_phase()
 }
 
-/// Receives a body, parses it, loads its images, and applies `encode` to both.
+/// The field that all protocols share.
+#[derive(Deserialize)]
+struct ModelField {
+    model: String,
+}
+
+/// Receives a body, finds its model, parses it, loads its images, and applies `encode` to both.
 pub(crate) async fn receive<T: Send + 'static, R: Send + 'static>(
     app: &Arc<AppState>,
     log: &Arc<LogEntry>,
     request: Request,
-    parse: impl FnOnce(&[u8], &AppState) -> Result<(GenerationRequest, T), Error> + Send + 'static,
-    encode: fn(GenerationRequest, LoadedImages, &AppState) -> Result<R, Error>,
-) -> Result<(R, T), Error> {
+    parse: impl FnOnce(Value, &Context) -> Result<(GenerationRequest, T), Error> + Send + 'static,
+    encode: fn(GenerationRequest, LoadedImages, &Context) -> Result<R, Error>,
+) -> Result<(R, T, Context), Error> {
     let (body, reservation) = app.bodies.receive(request.into()).await?;
-    let (state, span) = (app.clone(), log.span.clone());
+    let body = blocking(move || parse_json(&body)).await?;
+    let ModelField { model } = parse_body(&body)?;
+    app.check_ready()?;
+    let context = Context { app: app.clone(), served: app.models.acquire(&model).await? };
+    let (given, span) = (context.clone(), log.span.clone());
     let parsed = blocking(move || {
         let _entered = span.entered();
-        let (mut request, kept) = parse(&body, &state)?;
+        let (mut request, kept) = parse(body, &given)?;
         let images = std::mem::take(&mut request.images);
         // The memory of the body is held until it is parsed, even if its client is gone by then; the images are part of
         // it.
         match images.is_empty() {
-            true => Ok(Parsed::Complete(encode(request, LoadedImages::default(), &state)?, kept)),
+            true => Ok(Parsed::Complete(encode(request, LoadedImages::default(), &given)?, kept)),
             false => Ok(Parsed::WithImages(Box::new(request), images, reservation, kept)),
         }
     });
     let (request, sources, reservation, kept) = match parsed.await? {
-        Parsed::Complete(encoded, kept) => return Ok((encoded, kept)),
+        Parsed::Complete(encoded, kept) => return Ok((encoded, kept, context)),
         Parsed::WithImages(request, sources, reservation, kept) => (request, sources, reservation, kept),
     };
-    let processor = app.model.images.as_ref().map_err(|_| Error::Internal)?;
+    let processor = context.served.model.images.as_ref().map_err(|_| Error::Internal)?;
     let images = app.images.load(processor, sources).await?;
     drop(reservation);
-    let (state, span) = (app.clone(), log.span.clone());
+    let (given, span) = (context.clone(), log.span.clone());
     let encode = move || {
         let _entered = span.entered();
-        encode(*request, images, &state)
+        encode(*request, images, &given)
     };
-    Ok((blocking(encode).await?, kept))
+    Ok((blocking(encode).await?, kept, context))
 }
 
 /// A body that is parsed, and what its protocol keeps of it.
@@ -115,12 +129,12 @@ enum Parsed<R, T> {
 fn encode(
     request: GenerationRequest,
     images: LoadedImages,
-    app: &AppState,
+    context: &Context,
 ) -> Result<Box<ParsedRequest>, Error> {
-    let parsed = ParsedRequest::new(request, images, app)?;
-    if app.config.log_prompts {
+    let parsed = ParsedRequest::new(request, images, context)?;
+    if context.app.config.log_prompts {
         for request in &parsed.requests {
-            let prompt = app.model.tokenizer.decode(&request.prompt, DecodeSpecial::Keep);
+            let prompt = context.served.model.tokenizer.decode(&request.prompt, DecodeSpecial::Keep);
             tracing::info!(prompt, "prompt");
         }
     }
@@ -138,16 +152,16 @@ pub(crate) async fn blocking<T: Send + 'static>(
 }
 
 /// Compiles the constraint of a request and attaches the grammar to every choice.
-async fn attach_grammar(app: &AppState, parsed: &mut ParsedRequest) -> Result<(), Error> {
+async fn attach_grammar(served: &ServedModel, parsed: &mut ParsedRequest) -> Result<(), Error> {
     if let Some(constraint) = parsed.constraint.take() {
-        let matchers = app.grammars.matchers(constraint, parsed.requests.len()).await?;
+        let matchers = served.grammars.matchers(constraint, parsed.requests.len()).await?;
         let trigger = parsed.tool_calls.as_ref().and_then(|calls| calls.trigger.as_ref());
         let call_start = trigger.map(|(_, id)| *id);
         for (request, matcher) in parsed.requests.iter_mut().zip(matchers) {
             request.grammar = Some(match &parsed.thinking {
                 None => Box::new(matcher),
                 Some(thinking) => {
-                    let (tokenizer, stops) = (&app.model.tokenizer, &request.stop_token_ids);
+                    let (tokenizer, stops) = (&served.model.tokenizer, &request.stop_token_ids);
                     Box::new(thinking.constraint(Box::new(matcher), tokenizer, stops).ending_at(call_start))
                 }
             });
@@ -165,7 +179,8 @@ async fn attach_grammar(app: &AppState, parsed: &mut ParsedRequest) -> Result<()
 }
 
 /// Submits all choices. If one is rejected, those before it are cancelled by being dropped.
-fn submit(app: &AppState, parsed: &mut ParsedRequest, log: &Arc<LogEntry>) -> Result<Generation, Error> {
+fn submit(context: &Context, parsed: &mut ParsedRequest, log: &Arc<LogEntry>) -> Result<Generation, Error> {
+    let Context { app, served } = context;
     let deadline = log.started + app.config.request_timeout;
     let candidates = parsed.candidates;
     let id = format!("{}{}", parsed.id_prefix, log.id);
@@ -173,18 +188,18 @@ fn submit(app: &AppState, parsed: &mut ParsedRequest, log: &Arc<LogEntry>) -> Re
     let image_memory = parsed.image_memory.take().map(Arc::new);
     let mut choices = Vec::new();
     for (mut request, index) in std::mem::take(&mut parsed.requests).into_iter().zip(0..) {
-        let (detokenizer, output) = parsed.output(&app.model)?;
+        let (detokenizer, output) = parsed.output(&served.model)?;
         let prompt_tokens = request.prompt.len() as u32;
         let echo = parsed.scores_prompt.then(|| Echo {
             text: std::mem::take(&mut parsed.echoes[index as usize]),
             first: request.prompt[0],
             tokens: vec![],
-            detokenizer: Detokenizer::new(&app.model.tokenizer, DecodeSpecial::Skip),
+            detokenizer: Detokenizer::new(&served.model.tokenizer, DecodeSpecial::Skip),
         });
         request.deadline = Some(deadline);
         request.name = name.clone();
         request.span = log.span.clone();
-        let events = app.generator.submit(request)?;
+        let events = served.generator.submit(request)?;
         let counts_prompt = u32::is_multiple_of(index, candidates);
         if counts_prompt {
             log.add_prompt_tokens(prompt_tokens);
@@ -205,8 +220,10 @@ fn submit(app: &AppState, parsed: &mut ParsedRequest, log: &Arc<LogEntry>) -> Re
             deadline,
             log,
             image_memory: image_memory.clone(),
+            served: served.clone(),
         });
     }
     let echoes = std::mem::take(&mut parsed.echoes);
-    Ok(Generation { id, choices, echoes, has_tools: parsed.tool_calls.is_some(), log: log.clone() })
+    let (has_tools, served, log) = (parsed.tool_calls.is_some(), served.clone(), log.clone());
+    Ok(Generation { id, choices, echoes, has_tools, served, log })
 }

@@ -132,11 +132,6 @@ pub struct Model {
 }
 
 impl Model {
-    /// Whether requests may use this name for the model.
-    pub(crate) fn is_named(&self, name: &str) -> bool {
-        self.id == name || self.aliases.iter().any(|alias| alias == name)
-    }
-
     /// Number of tokens with both text and logits; requests may use ids below this.
     pub(crate) fn token_count(&self) -> u32 {
         u32::try_from(self.tokenizer.vocab_size()).map_or(self.vocab_size, |size| size.min(self.vocab_size))

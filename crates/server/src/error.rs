@@ -74,6 +74,8 @@ pub(crate) enum Error {
     QueueTimeout(Duration),
     #[error("the server is not ready: {0}")]
     NotReady(String),
+    #[error("model '{model}' cannot be used now: {reason}")]
+    ModelUnavailable { model: String, reason: String },
     #[error("the GPU was lost and could not be recovered: try again later")]
     DeviceLost,
     #[error("not enough GPU memory for this request: shorten it, or try again later")]
@@ -141,6 +143,7 @@ impl Error {
             Error::TooManyConnections
             | Error::TooManyStreams
             | Error::NotReady(_)
+            | Error::ModelUnavailable { .. }
             | Error::DeviceLost
             | Error::OutOfMemory => StatusCode::SERVICE_UNAVAILABLE,
             Error::DeadlineExceeded => StatusCode::GATEWAY_TIMEOUT,
@@ -174,6 +177,7 @@ impl Error {
             Error::QueueFull(_) => "queue_full",
             Error::QueueTimeout(_) => "queue_too_slow",
             Error::NotReady(_) => "not_ready",
+            Error::ModelUnavailable { .. } => "model_unavailable",
             Error::DeviceLost => "device_lost",
             Error::OutOfMemory => "out_of_memory",
             Error::DeadlineExceeded => "deadline",

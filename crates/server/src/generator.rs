@@ -1,11 +1,7 @@
-//! The source of tokens: an engine, or a slot for one that is still loading.
-
-use std::sync::{Mutex, OnceLock, PoisonError};
+//! The source of tokens.
 
 use engine::{Capacity, Engine, EventStream, RecentStats, Request, Status, SubmitError};
 use futures_util::future::{BoxFuture, FutureExt};
-
-use crate::stats::HardwareStats;
 
 /// Generates tokens for the server.
 pub trait Generator: Send + Sync + 'static {
@@ -21,16 +17,8 @@ pub trait Generator: Send + Sync + 'static {
     /// Token rates and latencies of the last seconds.
     fn recent(&self) -> RecentStats;
 
-    /// Limits of the engine; `None` while it is loading.
+    /// Limits of the engine, if it has any.
     fn capacity(&self) -> Option<Capacity>;
-
-    /// The device and the machine, for `/stats`. May block.
-    fn hardware(&self) -> HardwareStats {
-        HardwareStats::default()
-    }
-
-    /// Additional gauges for `/metrics`.
-    fn gauges(&self) -> Vec<Gauge>;
 
     /// Reason that requests are not accepted now; `None` if they are. Cheap: checked for every request.
     fn not_ready(&self) -> Option<String>;
@@ -64,10 +52,6 @@ impl Generator for Engine {
         Engine::would_reject(self)
     }
 
-    fn gauges(&self) -> Vec<Gauge> {
-        vec![]
-    }
-
     fn status(&self) -> Status {
         Engine::status(self)
     }
@@ -96,108 +80,5 @@ impl Generator for Engine {
 
     fn probe(&self) -> BoxFuture<'_, bool> {
         Engine::probe(self).boxed()
-    }
-}
-
-/// A slot for an engine whose model is still loading. It lets the server respond to `/health`, `/ready` and
-/// `/metrics` from the start.
-pub struct EngineSlot {
-    engine: OnceLock<Engine>,
-    /// Loading stage, shown by `/ready`.
-    stage: Mutex<String>,
-    context_length: u32,
-    gauges: Box<ReadGauges>,
-    hardware: Box<ReadHardware>,
-}
-
-/// Reads additional gauges.
-type ReadGauges = dyn Fn(&Status) -> Vec<Gauge> + Send + Sync;
-
-/// Reads the state of the device and the machine.
-type ReadHardware = dyn Fn(&Status) -> HardwareStats + Send + Sync;
-
-impl EngineSlot {
-    /// An empty slot for an engine with this context length.
-    pub fn new(context_length: u32, stage: &str) -> EngineSlot {
-        let stage = Mutex::new(stage.to_owned());
-        EngineSlot {
-            engine: OnceLock::new(),
-            stage,
-            context_length,
-            gauges: Box::new(|_| vec![]),
-            hardware: Box::new(|_| HardwareStats::default()),
-        }
-    }
-
-    /// Adds gauges to `/metrics`; they are read at every scrape.
-    pub fn with_gauges(self, gauges: impl Fn(&Status) -> Vec<Gauge> + Send + Sync + 'static) -> EngineSlot {
-        EngineSlot { gauges: Box::new(gauges), ..self }
-    }
-
-    /// Adds the device and the machine to `/stats`; they are read at every request.
-    pub fn with_hardware(
-        self,
-        hardware: impl Fn(&Status) -> HardwareStats + Send + Sync + 'static,
-    ) -> EngineSlot {
-        EngineSlot { hardware: Box::new(hardware), ..self }
-    }
-
-    /// Sets the loading stage that `/ready` shows.
-    pub fn set_stage(&self, stage: &str) {
-        *self.stage.lock().unwrap_or_else(PoisonError::into_inner) = stage.to_owned();
-    }
-
-    /// Fills the slot. Only the first call has an effect.
-    pub fn fill(&self, engine: Engine) {
-        self.engine.get_or_init(|| engine);
-    }
-}
-
-impl Generator for EngineSlot {
-    fn submit(&self, request: Request) -> Result<EventStream, SubmitError> {
-        // The router checks readiness first, so an empty slot here means shutdown during loading.
-        self.engine.get().map_or(Err(SubmitError::Draining), |engine| engine.submit(request))
-    }
-
-    fn would_reject(&self) -> Option<SubmitError> {
-        self.engine.get().and_then(Engine::would_reject)
-    }
-
-    fn gauges(&self) -> Vec<Gauge> {
-        (self.gauges)(&self.status())
-    }
-
-    fn status(&self) -> Status {
-        self.engine.get().map_or_else(Status::default, Engine::status)
-    }
-
-    fn recent(&self) -> RecentStats {
-        self.engine.get().map_or_else(RecentStats::default, Engine::recent)
-    }
-
-    fn capacity(&self) -> Option<Capacity> {
-        self.engine.get().map(Engine::capacity)
-    }
-
-    fn hardware(&self) -> HardwareStats {
-        (self.hardware)(&self.status())
-    }
-
-    fn not_ready(&self) -> Option<String> {
-        match self.engine.get() {
-            Some(engine) => Generator::not_ready(engine),
-            None => Some(self.stage.lock().unwrap_or_else(PoisonError::into_inner).clone()),
-        }
-    }
-
-    fn context_length(&self) -> u32 {
-        self.context_length
-    }
-
-    fn probe(&self) -> BoxFuture<'_, bool> {
-        match self.engine.get() {
-            Some(engine) => Generator::probe(engine),
-            None => async { false }.boxed(),
-        }
     }
 }

@@ -8,18 +8,19 @@
 //!    log entry (`access_log`). Handlers share one `state`.
 //! 3. `body` receives the body within limits of size, time and total memory (`budget`), or refuses it; `encoding`
 //!    decompresses it.
-//! 4. The module of the protocol (`openai`, `anthropic`) parses it into a `request`: a conversation or prompts,
+//! 4. `models` finds the model that the body names, and loads it if need be; `served` is a loaded one.
+//! 5. The module of the protocol (`openai`, `anthropic`) parses the body into a `request`: a conversation or prompts,
 //!    sampling parameters, tools (`tools`), a `constraint`. Errors name the invalid field (`parse`, `unsupported`).
 //!    Everything from here to the response is the same for all protocols.
-//! 5. `images` decodes its images, which `fetch` may have fetched first. `request` then builds the engine requests with
+//! 6. `images` decodes its images, which `fetch` may have fetched first. `request` then builds the engine requests with
 //!    the chat template and the tokenizer.
-//! 6. `grammars` compiles the constraint and tool schemas; `completion`, which drives these steps, submits the engine
+//! 7. `grammars` compiles the constraint and tool schemas; `completion`, which drives these steps, submits the engine
 //!    requests to a [`Generator`] and waits for admission.
-//! 7. `choice` turns the engine's events into parts; `output` finds thinking, stop strings and tool calls in the text;
+//! 8. `choice` turns the engine's events into parts; `output` finds thinking, stop strings and tool calls in the text;
 //!    `emitted` tracks which tokens are reported with logprobs; `timing` measures prefill and decoding.
-//! 8. `response` collects the parts into one object, or streams them as server-sent events; the protocol writes both.
+//! 9. `response` collects the parts into one object, or streams them as server-sent events; the protocol writes both.
 //!    If the client disconnects, the streams are dropped, which cancels the engine's requests.
-//! 9. `metrics` renders counters, gauges and histograms for Prometheus, [`stats`] the current state for monitors.
+//! 10. `metrics` renders counters, gauges and histograms for Prometheus, [`stats`] the current state for monitors.
 //!
 //! `webui` serves the web UI at `/`, which uses the same API.
 //!
@@ -37,7 +38,7 @@
 //! # async fn example(model: server::Model) -> std::io::Result<()> {
 //! // A real application starts its engine with `engine::GpuBackend`.
 //! let engine = Engine::start(MockBackend::new(MockOptions::default()), Options::default())?;
-//! let (api, handle) = server::router(server::Config::default(), model, Arc::new(engine))?;
+//! let (api, handle) = server::router(server::Config::default(), server::Models::one(server::LoadedModel::new(model, Arc::new(engine))))?;
 //! let app = axum::Router::new().route("/", axum::routing::get(|| async { "Hello" })).merge(api);
 //!
 //! let listener = tokio::net::TcpListener::bind("127.0.0.1:8006").await?;
@@ -72,6 +73,7 @@ mod images;
 mod listen;
 mod metrics;
 mod min_tokens;
+mod models;
 mod openai;
 mod openapi;
 mod output;
@@ -81,6 +83,7 @@ mod random;
 mod request;
 mod response;
 mod router;
+mod served;
 mod state;
 pub mod stats;
 mod timing;
@@ -90,5 +93,8 @@ mod unsupported;
 mod webui;
 
 pub use config::{Config, Model};
-pub use generator::{EngineSlot, Gauge, Generator};
+pub use generator::{Gauge, Generator};
 pub use listen::{Handle, Server, router};
+pub use models::{
+    LoadControl, LoadedModel, Machine, ModelDescription, ModelLoader, Models, OpenModel, Pool, PoolOptions,
+};

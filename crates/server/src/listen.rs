@@ -10,10 +10,10 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::config::{Config, Model};
+use crate::config::Config;
 use crate::connection::{self, Service};
 use crate::connections::Connections;
-use crate::generator::Generator;
+use crate::models::{Models, Pool};
 use crate::phase::{Phase, wait_past};
 use crate::router::routes;
 
@@ -21,6 +21,7 @@ use crate::router::routes;
 pub struct Server {
     listener: TcpListener,
     router: Router,
+    models: Pool,
     config: Config,
     phase: watch::Sender<Phase>,
 }
@@ -51,13 +52,10 @@ impl Handle {
 ///
 /// The limits of `config` on connections (headers, stalled clients, number of connections) belong to the listener
 /// and do not apply. Neither does `webui`: the path `/` is the application's.
-pub fn router(config: Config, model: Model, generator: Arc<dyn Generator>) -> io::Result<(Router, Handle)> {
-    with_handle(Config { webui: false, ..config }, model, generator)
-}
-
-fn with_handle(config: Config, model: Model, generator: Arc<dyn Generator>) -> io::Result<(Router, Handle)> {
+pub fn router(config: Config, models: Models) -> io::Result<(Router, Handle)> {
     let (phase, phases) = watch::channel(Phase::Running);
-    Ok((routes(config, model, generator, phases)?, Handle(phase)))
+    let (router, _) = routes(Config { webui: false, ..config }, models, phases)?;
+    Ok((router, Handle(phase)))
 }
 
 /// Delay before the next accept after a failed one. Errors such as too many open files would recur immediately.
@@ -68,15 +66,16 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Server {
     /// Binds to an address; port 0 picks a free one. Must run in a tokio runtime with time and I/O enabled.
-    pub async fn bind(
-        address: SocketAddr,
-        config: Config,
-        model: Model,
-        generator: Arc<dyn Generator>,
-    ) -> io::Result<Server> {
-        let (router, Handle(phase)) = with_handle(config.clone(), model, generator)?;
+    pub async fn bind(address: SocketAddr, config: Config, models: Models) -> io::Result<Server> {
+        let (phase, phases) = watch::channel(Phase::Running);
+        let (router, models) = routes(config.clone(), models, phases)?;
         let listener = TcpListener::bind(address).await?;
-        Ok(Server { listener, router, config, phase })
+        Ok(Server { listener, router, models, config, phase })
+    }
+
+    /// The models, to load some of them before requests are accepted, and to free them in the end.
+    pub fn models(&self) -> Pool {
+        self.models.clone()
     }
 
     /// Local address, with the actual port.
@@ -92,7 +91,7 @@ impl Server {
     /// Serves until [`Handle::stop`], or after [`Handle::drain`] until the last request has finished. While draining,
     /// connections are still accepted: probes are answered, new requests rejected.
     pub async fn run(self) {
-        let Server { listener, router, config, phase } = self;
+        let Server { listener, router, config, phase, .. } = self;
         let connections = Arc::new(Connections::new(config.max_connections));
         let (close, closing) = watch::channel(false);
         let service = Service { router, config: Arc::new(config), phases: phase.subscribe(), closing };

@@ -25,8 +25,8 @@ const RESPONSE_EVENT: &str = "ResponseStreamEvent";
 const ITEM_LIST: &str = "ResponseItemList";
 const DELETED: &str = "DeletedResponse";
 
-/// The OpenAPI document of a server with this model and these limits.
-pub(crate) fn document(model: &Model, config: &Config) -> Value {
+/// The OpenAPI document of a server with models of these names, and the limits of its only model and of the server.
+pub(crate) fn document(names: &[&String], model: Option<&Model>, config: &Config) -> Value {
     json!({
         // The first version that describes server-sent events.
         "openapi": "3.2.0",
@@ -101,7 +101,7 @@ pub(crate) fn document(model: &Model, config: &Config) -> Value {
             },
         },
         "components": {
-            "schemas": schemas(model, config),
+            "schemas": schemas(names, model, config),
             "securitySchemes": {
                 "key": { "type": "http", "scheme": "bearer" },
                 "x-api-key": { "type": "apiKey", "in": "header", "name": "x-api-key" },
@@ -216,7 +216,7 @@ fn reference(name: &str) -> Value {
     json!({ "$ref": format!("#/components/schemas/{name}") })
 }
 
-fn schemas(model: &Model, config: &Config) -> Map<String, Value> {
+fn schemas(names: &[&String], model: Option<&Model>, config: &Config) -> Map<String, Value> {
     let mut schemas = Map::new();
     add::<Options>(&mut schemas, &Options::name());
     add::<ChatRequest>(&mut schemas, &ChatRequest::name());
@@ -244,22 +244,21 @@ fn schemas(model: &Model, config: &Config) -> Map<String, Value> {
     add::<StreamEvent>(&mut schemas, STREAM_EVENT);
     add::<TokenCount>(&mut schemas, TOKEN_COUNT);
     add::<anthropic::ErrorBody>(&mut schemas, MESSAGES_ERROR);
-    refine(&mut schemas, model, config);
-    refine_responses(&mut schemas, model);
-    refine_messages(&mut schemas, model);
+    refine(&mut schemas, names, model, config);
+    refine_responses(&mut schemas, names, model);
+    refine_messages(&mut schemas, names, model);
     schemas
 }
 
 /// Adds constraints that the types do not express: limits of this server, and supported values.
-fn refine(schemas: &mut Map<String, Value>, model: &Model, config: &Config) {
+fn refine(schemas: &mut Map<String, Value>, names: &[&String], model: Option<&Model>, config: &Config) {
     let mut set = |schema: &str, pointer: &str, key: &str, value: Value| {
         let schema = schemas.get_mut(schema).and_then(|schema| schema.pointer_mut(pointer));
         schema.expect("the schema has this field")[key] = value;
     };
-    let names: Vec<&String> = std::iter::once(&model.id).chain(&model.aliases).collect();
     set("Options", "/properties/model", "enum", json!(names));
     set("Options", "/properties/n", "maximum", json!(config.max_choices));
-    let last = model.token_count().saturating_sub(1);
+    let last = model.map_or(u32::MAX, Model::token_count).saturating_sub(1);
     set("Options", "/properties/logit_bias", "propertyNames", json!({ "pattern": numbers_up_to(last) }));
     set("Options", "/properties/logit_bias", "maxProperties", json!(MAX_BIASES));
     set("Options", "/properties/logit_bias/additionalProperties", "minimum", json!(-100));
@@ -312,12 +311,12 @@ fn refine(schemas: &mut Map<String, Value>, model: &Model, config: &Config) {
         set(named, "/properties/name", "pattern", json!(NAME_PATTERN));
     }
     set("ContentPart", "/properties/text", "type", json!("string"));
-    match &model.images {
-        Err(_) => {
+    match takes_images(model) {
+        false => {
             set("ContentPart", "/properties/type", "enum", json!(["text"]));
             set("ContentPart", "", "required", json!(["type", "text"]));
         }
-        Ok(_) => {
+        true => {
             set("ContentPart", "/properties/type", "enum", json!(["text", "image_url"]));
             let part = |name: &str, field: &str| json!({ "properties": { "type": { "const": name } }, "required": [field] });
             set("ContentPart", "", "anyOf", json!([part("text", "text"), part("image_url", "image_url")]));
@@ -328,7 +327,7 @@ fn refine(schemas: &mut Map<String, Value>, model: &Model, config: &Config) {
     set("StopSchema", "/oneOf/0", "minLength", json!(1));
     set("StopSchema", "/oneOf/1/items", "minLength", json!(1));
     set("StopSchema", "/oneOf/1", "maxItems", json!(MAX_STOPS));
-    if model.tokenizer.fim().is_none() {
+    if model.is_some_and(|model| model.tokenizer.fim().is_none()) {
         set("CompletionRequest", "/properties/suffix", "enum", json!([null, ""]));
     }
     for list in 1..=3 {
@@ -339,12 +338,11 @@ fn refine(schemas: &mut Map<String, Value>, model: &Model, config: &Config) {
 }
 
 /// [`refine`] for the schemas of the Responses API.
-fn refine_responses(schemas: &mut Map<String, Value>, model: &Model) {
+fn refine_responses(schemas: &mut Map<String, Value>, names: &[&String], model: Option<&Model>) {
     let mut set = |schema: &str, pointer: &str, key: &str, value: Value| {
         let schema = schemas.get_mut(schema).and_then(|schema| schema.pointer_mut(pointer));
         schema.expect("the schema has this field")[key] = value;
     };
-    let names: Vec<&String> = std::iter::once(&model.id).chain(&model.aliases).collect();
     set("CreateResponse", "/properties/model", "enum", json!(names));
     set("CreateResponse", "/properties/tools", "maxItems", json!(MAX_TOOLS));
     set("CreateResponse", "/properties/metadata", "maxProperties", json!(16));
@@ -356,7 +354,7 @@ fn refine_responses(schemas: &mut Map<String, Value>, model: &Model) {
     let types = ["message", "function_call", "function_call_output", "reasoning", "item_reference"];
     let types: Vec<Value> = types.map(Value::from).into_iter().chain([Value::Null]).collect();
     set("InputItem", "/properties/type", "enum", json!(types));
-    let image = model.images.is_ok().then_some("input_image");
+    let image = takes_images(model).then_some("input_image");
     let texts = ["input_text", "output_text", "refusal", "reasoning_text", "summary_text"];
     let types: Vec<&str> = texts.into_iter().chain(image).collect();
     set("InputPart", "/properties/type", "enum", json!(types));
@@ -365,19 +363,18 @@ fn refine_responses(schemas: &mut Map<String, Value>, model: &Model) {
 }
 
 /// [`refine`] for the schemas of Anthropic's API.
-fn refine_messages(schemas: &mut Map<String, Value>, model: &Model) {
+fn refine_messages(schemas: &mut Map<String, Value>, names: &[&String], model: Option<&Model>) {
     let mut set = |schema: &str, pointer: &str, key: &str, value: Value| {
         let schema = schemas.get_mut(schema).and_then(|schema| schema.pointer_mut(pointer));
         schema.expect("the schema has this field")[key] = value;
     };
-    let names: Vec<&String> = std::iter::once(&model.id).chain(&model.aliases).collect();
     set("CountTokensRequest", "/properties/model", "enum", json!(names));
     set("CountTokensRequest", "/properties/tools", "maxItems", json!(MAX_TOOLS));
     set("MessagesRequest", "/properties/stop_sequences", "maxItems", json!(MAX_STOPS));
     set("MessagesRequest", "/properties/stop_sequences/items", "minLength", json!(1));
     set("ClientTool", "/properties/type", "enum", json!(["custom", null]));
     set("ClientTool", "/properties/name", "pattern", json!(anthropic::NAME_PATTERN));
-    let image = model.images.is_ok().then_some("image");
+    let image = takes_images(model).then_some("image");
     let texts = ["text", "tool_use", "tool_result", "thinking", "redacted_thinking"];
     let types: Vec<&str> = texts.into_iter().chain(image).collect();
     set("RequestBlock", "/properties/type", "enum", json!(types));
@@ -399,6 +396,11 @@ fn refine_messages(schemas: &mut Map<String, Value>, model: &Model) {
     set("RequestBlock", "", "anyOf", json!(blocks));
     let first = json!({ "properties": { "role": { "enum": ["user", "system"] } } });
     set("CountTokensRequest", "/properties/messages", "prefixItems", json!([first]));
+}
+
+/// Whether the only model takes images; with several, some may.
+fn takes_images(model: Option<&Model>) -> bool {
+    model.is_none_or(|model| model.images.is_ok())
 }
 
 /// A regular expression for the decimal numbers from 0 to `max`.

@@ -18,7 +18,8 @@ use crate::error::Error;
 use crate::images::{ImageSource, LoadedImages};
 use crate::output::OutputParser;
 use crate::random;
-use crate::state::AppState;
+use crate::served::ServedModel;
+use crate::state::Context;
 use crate::tools::{self, ToolCallParsing, ToolOptions};
 use crate::truncation;
 
@@ -200,10 +201,10 @@ impl ParsedRequest {
     pub(crate) fn new(
         request: GenerationRequest,
         images: LoadedImages,
-        app: &AppState,
+        context: &Context,
     ) -> Result<ParsedRequest, Error> {
-        let AppState { model, config, .. } = app;
-        let context_length = app.generator.context_length();
+        let (model, config) = (&context.served.model, &context.app.config);
+        let context_length = context.served.generator.context_length();
         let GenerationRequest { id_prefix, model: name, input, options, .. } = request;
         let LoadedImages { pictures, memory: image_memory } = images;
         let GenerationOptions { mut sampling, mut constraint, candidates, top_logprobs, .. } = options;
@@ -219,7 +220,8 @@ impl ParsedRequest {
         let prompts = match input {
             Input::Conversation(conversation) => {
                 let target = truncation_target(options.max_tokens, config, context_length);
-                let prompt = conversation_prompt(*conversation, &pictures, app, &mut constraint, target)?;
+                let served = &context.served;
+                let prompt = conversation_prompt(*conversation, &pictures, served, &mut constraint, target)?;
                 thinking = prompt.thinking;
                 if let Some(ConstraintKind::ToolCalls { grammar, .. }) =
                     constraint.as_ref().map(|found| &found.kind)
@@ -312,15 +314,17 @@ impl ParsedRequest {
 pub(crate) fn count_prompt_tokens(
     request: GenerationRequest,
     images: LoadedImages,
-    app: &AppState,
+    context: &Context,
 ) -> Result<usize, Error> {
     let mut constraint = request.options.constraint;
     Ok(match request.input {
         Input::Conversation(conversation) => {
-            conversation_prompt(*conversation, &images.pictures, app, &mut constraint, u32::MAX)?.tokens.len()
+            conversation_prompt(*conversation, &images.pictures, &context.served, &mut constraint, u32::MAX)?
+                .tokens
+                .len()
         }
         Input::Prompts(prompts) => {
-            encode_prompts(prompts, &app.model)?.iter().map(|prompt| prompt.tokens.len()).sum()
+            encode_prompts(prompts, &context.served.model)?.iter().map(|prompt| prompt.tokens.len()).sum()
         }
     })
 }
@@ -375,11 +379,11 @@ struct ConversationPrompt {
 fn conversation_prompt(
     conversation: Conversation,
     pictures: &[Vec<Image>],
-    app: &AppState,
+    served: &ServedModel,
     constraint: &mut Option<Constraint>,
     target: u32,
 ) -> Result<ConversationPrompt, Error> {
-    let AppState { model, tool_support, thinking_format, .. } = app;
+    let ServedModel { model, tool_support, thinking_format, .. } = served;
     let Conversation { messages, tools, prompt_options, tools_used_at, field, truncate } = conversation;
     let Some(template) = &model.chat_template else {
         let message = "the model has no chat template: use /v1/completions".to_owned();

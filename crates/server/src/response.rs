@@ -14,6 +14,7 @@ use crate::access_log::LogEntry;
 use crate::choice::{ChoicePart, ChoiceStream};
 use crate::config::Config;
 use crate::error::Error;
+use crate::models::Lease;
 
 /// A request whose choices are being generated.
 pub(crate) struct Generation {
@@ -24,6 +25,8 @@ pub(crate) struct Generation {
     pub(crate) echoes: Vec<String>,
     /// Whether choices may contain tool calls.
     pub(crate) has_tools: bool,
+    /// The model.
+    pub(crate) served: Lease,
     pub(crate) log: Arc<LogEntry>,
 }
 

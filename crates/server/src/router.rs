@@ -10,6 +10,7 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tower_http::catch_panic::CatchPanicLayer;
@@ -18,12 +19,13 @@ use tracing::Instrument;
 use crate::access_log::{LogEntry, REQUEST_ID};
 use crate::anthropic;
 use crate::auth;
-use crate::completion::check_headers;
-use crate::config::{Config, Model};
+use crate::completion::{blocking, check_headers};
+use crate::config::Config;
 use crate::error::Error;
-use crate::generator::Generator;
 use crate::metrics;
+use crate::models::{LoadState, ModelState, Models, Pool};
 use crate::openai::{self, responses};
+use crate::openapi;
 use crate::phase::Phase;
 use crate::state::AppState;
 use crate::stats::{stats, stats_stream};
@@ -35,16 +37,15 @@ const RESPONSES: &str = "/v1/responses";
 const MESSAGES: &str = "/v1/messages";
 const COUNT_TOKENS: &str = "/v1/messages/count_tokens";
 
-/// All routes of a server.
+/// All routes of a server, and its models.
 pub(crate) fn routes(
     config: Config,
-    model: Model,
-    generator: Arc<dyn Generator>,
+    models: Models,
     phase: watch::Receiver<Phase>,
-) -> std::io::Result<Router> {
+) -> std::io::Result<(Router, Pool)> {
     let cors = auth::cors_layer(&config.cors_origins)?;
     let has_webui = config.webui;
-    let app = Arc::new(AppState::new(config, model, generator, phase)?);
+    let app = Arc::new(AppState::new(config, models, phase)?);
     let checked = middleware::from_fn_with_state(app.clone(), check_generation);
     let checked_count = middleware::from_fn_with_state(app.clone(), check_body);
     let v1 = Router::new()
@@ -56,7 +57,7 @@ pub(crate) fn routes(
         .route("/v1/responses/{id}/input_items", get(responses::input_items))
         .route(MESSAGES, post(anthropic::messages).route_layer(checked))
         .route(COUNT_TOKENS, post(anthropic::count_tokens).route_layer(checked_count))
-        .route("/v1/models", get(models))
+        .route("/v1/models", get(list_models))
         .route("/v1/models/{*id}", get(model_by_id))
         // Inside the access log, which records a panic as the request's outcome.
         .layer(CatchPanicLayer::custom(panicked))
@@ -86,8 +87,9 @@ pub(crate) fn routes(
         Some(cors) => router.layer(cors),
         None => router,
     };
+    let pool = app.models.clone();
     let router = router.layer(middleware::from_fn_with_state(app, check_host));
-    Ok(router.layer(middleware::from_fn(anthropic::render_errors)))
+    Ok((router.layer(middleware::from_fn(anthropic::render_errors)), pool))
 }
 
 /// A URI without double slashes and slashes at the end of its path, as base URLs with a slash produce them; `None` if it
@@ -166,7 +168,7 @@ async fn check_body(State(app): State<Arc<AppState>>, request: Request, next: Ne
 
 /// [`check_body`] for requests to the engine, which may be overloaded.
 async fn check_generation(State(app): State<Arc<AppState>>, request: Request, next: Next) -> Response {
-    let accepted = check_headers(&app, request.headers()).and_then(|()| match app.generator.would_reject() {
+    let accepted = check_headers(&app, request.headers()).and_then(|()| match app.models.would_reject() {
         Some(rejected) => Err(rejected.into()),
         None => Ok(()),
     });
@@ -197,32 +199,82 @@ async fn unknown_path(State(app): State<Arc<AppState>>, request: Request) -> Res
 async fn ready(State(app): State<Arc<AppState>>) -> Result<Response, Error> {
     app.check_ready()?;
     let timeout = app.config.probe_timeout;
-    if !tokio::time::timeout(timeout, app.generator.probe()).await.unwrap_or(false) {
+    if !tokio::time::timeout(timeout, app.models.probe()).await.unwrap_or(false) {
         // If the probe found the device lost, that is the more precise reason.
         app.check_ready()?;
         let reason = format!("the GPU did not respond within {} s", timeout.as_secs_f64());
         return Err(Error::NotReady(reason));
     }
-    Ok(Json(json!({ "status": "ready" })).into_response())
+    Ok(Json(Readiness::new(&app.models)).into_response())
+}
+
+/// Response of `/ready`.
+#[derive(Serialize)]
+struct Readiness {
+    status: &'static str,
+    /// Models that are being loaded or unloaded, or wait for memory.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    models: Vec<ModelReadiness>,
+}
+
+#[derive(Serialize)]
+struct ModelReadiness {
+    id: String,
+    state: &'static str,
+    /// Of a load.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stage: Option<String>,
+}
+
+impl Readiness {
+    fn new(models: &Pool) -> Readiness {
+        let models = models.states().into_iter().filter_map(|ModelState { id, state, .. }| {
+            let (state, stage) = match state {
+                LoadState::Ready => return None,
+                LoadState::Waiting => ("waiting", None),
+                LoadState::Loading(stage) => ("loading", Some(stage)),
+                LoadState::Draining => ("draining", None),
+                LoadState::Unloading => ("unloading", None),
+            };
+            Some(ModelReadiness { id, state, stage })
+        });
+        Readiness { status: "ready", models: models.collect() }
+    }
 }
 
 async fn prometheus(State(app): State<Arc<AppState>>) -> Response {
     // Some gauges are read from sysfs, where a driver may block.
-    let state = app.clone();
-    let gauges = tokio::task::spawn_blocking(move || state.generator.gauges()).await.unwrap_or_default();
-    let text = app.metrics.render(&app.generator.status(), app.check_ready().is_ok(), &gauges);
+    let (machine, status) = (app.machine.clone(), app.models.status());
+    let read = move || {
+        let gauges = machine.map(|machine| machine.gauges(&status)).unwrap_or_default();
+        (status, gauges)
+    };
+    let (status, gauges) = tokio::task::spawn_blocking(read).await.unwrap_or_default();
+    let text = app.metrics.render(&status, app.check_ready().is_ok(), &gauges);
     ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response()
 }
 
-async fn openapi(State(app): State<Arc<AppState>>) -> Json<Value> {
-    Json(app.openapi.clone())
+async fn openapi(State(app): State<Arc<AppState>>) -> Result<Json<Value>, Error> {
+    let models = app.models.list().await?;
+    // The limits of a server's only model.
+    let only = match &*models {
+        [model] => app.models.try_acquire(&model.id),
+        _ => None,
+    };
+    let document = move || {
+        let names: Vec<&String> =
+            models.iter().flat_map(|model| std::iter::once(&model.id).chain(&model.aliases)).collect();
+        Ok(openapi::document(&names, only.as_ref().map(|served| &served.model), &app.config))
+    };
+    blocking(document).await.map(Json)
 }
 
-async fn models(State(app): State<Arc<AppState>>, headers: HeaderMap) -> Response {
-    match headers.contains_key(anthropic::VERSION_HEADER) {
-        true => Json(anthropic::ModelList::new(&app.model)).into_response(),
-        false => Json(openai::ModelList::new(vec![openai::ModelInfo::new(&app.model)])).into_response(),
-    }
+async fn list_models(State(app): State<Arc<AppState>>, headers: HeaderMap) -> Result<Response, Error> {
+    let models = app.models.list().await?;
+    Ok(match headers.contains_key(anthropic::VERSION_HEADER) {
+        true => Json(anthropic::ModelList::new(&models)).into_response(),
+        false => Json(openai::ModelList::new(&models)).into_response(),
+    })
 }
 
 async fn model_by_id(
@@ -231,11 +283,12 @@ async fn model_by_id(
     id: Result<Path<String>, PathRejection>,
 ) -> Result<Response, Error> {
     let Path(id) = id.map_err(|_| Error::UnknownModel("(not UTF-8)".into()))?;
-    if !app.model.is_named(&id) {
+    let models = app.models.list().await?;
+    let Some(model) = models.iter().find(|model| model.is_named(&id)) else {
         return Err(Error::UnknownModel(id));
-    }
+    };
     Ok(match headers.contains_key(anthropic::VERSION_HEADER) {
-        true => Json(anthropic::ModelInfo::new(&app.model)).into_response(),
-        false => Json(openai::ModelInfo::new(&app.model)).into_response(),
+        true => Json(anthropic::ModelInfo::new(model)).into_response(),
+        false => Json(openai::ModelInfo::new(model)).into_response(),
     })
 }

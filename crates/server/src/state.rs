@@ -3,19 +3,16 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use serde_json::Value;
-use text::{ThinkingFormat, ToolSupport};
 use tokio::sync::{Semaphore, watch};
 
 use crate::auth::ApiKeys;
 use crate::body::BodyLimits;
-use crate::config::{Config, Model};
+use crate::config::Config;
 use crate::error::Error;
-use crate::generator::Generator;
-use crate::grammars::GrammarCache;
 use crate::host::HostCheck;
 use crate::images::ImageLoader;
 use crate::metrics::Metrics;
+use crate::models::{Lease, Machine, Models, Pool};
 use crate::openai::responses::ResponseStore;
 use crate::phase::Phase;
 use crate::stats::MAX_STREAMS;
@@ -26,12 +23,8 @@ pub(crate) struct AppState {
     pub(crate) keys: ApiKeys,
     pub(crate) hosts: HostCheck,
     pub(crate) bodies: BodyLimits,
-    pub(crate) model: Model,
-    pub(crate) tool_support: ToolSupport,
-    /// How the model delimits its thinking, if its template supports it.
-    pub(crate) thinking_format: Option<ThinkingFormat>,
-    pub(crate) generator: Arc<dyn Generator>,
-    pub(crate) grammars: GrammarCache,
+    pub(crate) models: Pool,
+    pub(crate) machine: Option<Arc<dyn Machine>>,
     pub(crate) images: ImageLoader,
     pub(crate) responses: ResponseStore,
     pub(crate) metrics: Arc<Metrics>,
@@ -41,37 +34,31 @@ pub(crate) struct AppState {
     /// Held while statistics are read.
     pub(crate) stats_reader: Arc<Semaphore>,
     pub(crate) started: Instant,
-    /// `/openapi.json`. Constant while the server runs.
-    pub(crate) openapi: Value,
+}
+
+/// What a request is parsed with: the state of the server, and the model that it names.
+#[derive(Clone)]
+pub(crate) struct Context {
+    pub(crate) app: Arc<AppState>,
+    pub(crate) served: Lease,
 }
 
 impl AppState {
     pub(crate) fn new(
         config: Config,
-        model: Model,
-        generator: Arc<dyn Generator>,
+        models: Models,
         phase: watch::Receiver<Phase>,
     ) -> std::io::Result<AppState> {
-        let tool_support = match &model.chat_template {
-            Some(template) => template.tool_support(&model.tokenizer),
-            None => ToolSupport::None,
-        };
-        let template = model.chat_template.as_ref();
-        let thinking_format = template.and_then(|template| template.thinking_format(&model.tokenizer));
         Ok(AppState {
             keys: ApiKeys::new(&config.api_keys),
             hosts: HostCheck::new(config.allowed_hosts.as_deref()),
             bodies: BodyLimits::new(&config),
-            tool_support,
-            thinking_format,
-            grammars: GrammarCache::start(&model, &config)?,
+            models: Pool::new(models.source, &config)?,
+            machine: models.machine,
             images: ImageLoader::new(&config),
             responses: ResponseStore::new(&config),
             metrics: Arc::default(),
-            openapi: crate::openapi::document(&model, &config),
             config,
-            model,
-            generator,
             phase,
             stats_streams: Arc::new(Semaphore::new(MAX_STREAMS)),
             stats_reader: Arc::new(Semaphore::new(1)),
@@ -90,6 +77,6 @@ impl AppState {
     /// Returns an error unless the server accepts requests.
     pub(crate) fn check_ready(&self) -> Result<(), Error> {
         self.check_phase()?;
-        self.generator.not_ready().map_or(Ok(()), |reason| Err(Error::NotReady(reason)))
+        self.models.not_ready().map_or(Ok(()), |reason| Err(Error::NotReady(reason)))
     }
 }

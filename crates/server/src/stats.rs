@@ -81,8 +81,8 @@ pub enum State {
     DeviceLost,
 }
 
-/// The served model.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// The loaded model that was used last; empty if none is loaded.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ModelStats {
     /// Its id.
     pub id: String,
@@ -297,9 +297,11 @@ impl From<Percentiles> for LatencyPercentiles {
 
 impl Stats {
     fn read(app: &AppState) -> Stats {
-        let generator = &app.generator;
-        let (status, recent, capacity) = (generator.status(), generator.recent(), generator.capacity());
-        let HardwareStats { device, bandwidth, energy, memory, machine } = generator.hardware();
+        let (status, current) = (app.models.status(), app.models.current());
+        let recent = current.as_ref().map(|current| current.recent).unwrap_or_default();
+        let capacity = current.as_ref().and_then(|current| current.capacity);
+        let hardware = app.machine.as_ref().map(|machine| machine.hardware(&status)).unwrap_or_default();
+        let HardwareStats { device, bandwidth, energy, memory, machine } = hardware;
         let detail = app.check_ready().err().map(|error| error.to_string());
         let now = Instant::now();
         Stats {
@@ -313,7 +315,10 @@ impl Stats {
                 Some(_) => State::Loading,
             },
             detail,
-            model: ModelStats { id: app.model.id.clone(), context_length: generator.context_length() },
+            model: current.map_or_else(ModelStats::default, |current| ModelStats {
+                id: current.id,
+                context_length: current.context_length,
+            }),
             device,
             requests: requests(&status),
             tokens: tokens(&status, &recent),

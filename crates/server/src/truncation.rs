@@ -72,30 +72,31 @@ mod tests {
     use super::*;
 
     /// Groups of a conversation given by the first letters of its roles.
-    fn groups(roles: &str) -> Vec<Range<usize>> {
+    fn groups(roles: &str) -> Vec<(usize, usize)> {
         let role = |letter| match letter {
             's' => "system",
             'u' => "user",
             'a' => "assistant",
             _ => "tool",
         };
-        droppable(&roles.chars().map(|letter| Message::new(role(letter), "x")).collect::<Vec<_>>())
+        let messages: Vec<Message> = roles.chars().map(|letter| Message::new(role(letter), "x")).collect();
+        droppable(&messages).into_iter().map(|group| (group.start, group.end)).collect()
     }
 
     #[test]
     fn whole_turns_are_left_out_before_calls_of_the_last_one() {
         assert!(groups("u").is_empty());
         assert!(groups("su").is_empty());
-        assert_eq!(groups("suau"), [1..3]);
-        assert_eq!(groups("suauau"), [1..3, 3..5]);
-        assert_eq!(groups("uattau"), [0..5]);
+        assert_eq!(groups("suau"), [(1, 3)]);
+        assert_eq!(groups("suauau"), [(1, 3), (3, 5)]);
+        assert_eq!(groups("uattau"), [(0, 5)]);
         // Calls of the last turn, each with its results.
-        assert_eq!(groups("uauattatat"), [0..2, 3..6, 6..8]);
+        assert_eq!(groups("uauattatat"), [(0, 2), (3, 6), (6, 8)]);
         assert!(groups("uat").is_empty());
         // A message of the system within a turn stays.
-        assert_eq!(groups("suasau"), [1..3, 4..5]);
+        assert_eq!(groups("suasau"), [(1, 3), (4, 5)]);
         // A conversation that starts with the assistant.
-        assert_eq!(groups("auau"), [0..1, 1..3]);
+        assert_eq!(groups("auau"), [(0, 1), (1, 3)]);
         assert!(groups("").is_empty());
     }
 

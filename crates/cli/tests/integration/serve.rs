@@ -215,8 +215,8 @@ fn invalid_settings_are_reported_before_loading() {
     fails_with(&["--api-key-file", empty.to_str().unwrap()], "contains no API key");
     let error = failure(&mut indrik(&["serve", "-m", "no-such-model"]));
     assert!(error.contains("no-such-model"), "{error}");
-    let error = failure(&mut indrik(&["serve"]));
-    assert!(error.contains("-m"), "{error}");
+    let error = failure(indrik(&["serve"]).env("XDG_DATA_HOME", folder.path()));
+    assert!(error.contains("-m") && error.contains("indrik pull"), "{error}");
 
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();

@@ -21,7 +21,7 @@ pub(crate) async fn messages(
     request: Request,
 ) -> Result<Response, Error> {
     let (generation, options) = generate(&app, &log, request, parse_request).await?;
-    let message = new_message(&generation, &app.model.id);
+    let message = new_message(&generation, &generation.served.model.id);
     let stop_sequences = options.stop_sequences;
     if options.stream {
         let writer = MessageWriter::new(message, stop_sequences, log.id.clone());
@@ -35,7 +35,7 @@ pub(crate) async fn count_tokens(
     Extension(log): Extension<Arc<LogEntry>>,
     request: Request,
 ) -> Result<Json<TokenCount>, Error> {
-    let (input_tokens, model) = receive(&app, &log, request, parse_count, count_prompt_tokens).await?;
+    let (input_tokens, model, _) = receive(&app, &log, request, parse_count, count_prompt_tokens).await?;
     log.set_model(&model);
     Ok(Json(TokenCount { input_tokens }))
 }

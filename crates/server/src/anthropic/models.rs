@@ -3,7 +3,7 @@
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::config::Model;
+use crate::models::ModelDescription;
 
 /// The header by which Anthropic's clients are recognised.
 pub(crate) const VERSION_HEADER: &str = "anthropic-version";
@@ -14,14 +14,17 @@ pub(crate) const VERSION_HEADER: &str = "anthropic-version";
 pub(crate) struct ModelList {
     data: Vec<ModelInfo>,
     has_more: bool,
-    first_id: String,
-    last_id: String,
+    #[schema(required)]
+    first_id: Option<String>,
+    #[schema(required)]
+    last_id: Option<String>,
 }
 
 impl ModelList {
-    pub(crate) fn new(model: &Model) -> ModelList {
-        let (first_id, last_id) = (model.id.clone(), model.id.clone());
-        ModelList { data: vec![ModelInfo::new(model)], has_more: false, first_id, last_id }
+    pub(crate) fn new(models: &[ModelDescription]) -> ModelList {
+        let id = |model: Option<&ModelDescription>| model.map(|model| model.id.clone());
+        let (first_id, last_id) = (id(models.first()), id(models.last()));
+        ModelList { data: models.iter().map(ModelInfo::new).collect(), has_more: false, first_id, last_id }
     }
 }
 
@@ -37,7 +40,7 @@ pub(crate) struct ModelInfo {
 }
 
 impl ModelInfo {
-    pub(crate) fn new(model: &Model) -> ModelInfo {
+    pub(crate) fn new(model: &ModelDescription) -> ModelInfo {
         let (id, display_name) = (model.id.clone(), model.id.clone());
         ModelInfo { r#type: "model", id, display_name, created_at: rfc3339(model.created) }
     }

@@ -14,9 +14,9 @@ use super::tools::{ClientTool, ToolChoice, tool_options};
 use super::unsupported;
 use crate::constraint::Constraint;
 use crate::error::Error;
-use crate::parse::{parse, parse_json};
+use crate::parse::parse;
 use crate::request::{Conversation, GenerationOptions, GenerationRequest, Input, check_stops, ranged};
-use crate::state::AppState;
+use crate::state::Context;
 
 /// Body of `/v1/messages`.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -134,18 +134,17 @@ pub(super) struct ResponseOptions {
 /// Parses a body of `/v1/messages`. The time grows with its size, so this must not run on a thread of the async
 /// runtime.
 pub(super) fn parse_request(
-    body: &[u8],
-    app: &AppState,
+    mut body: Value,
+    context: &Context,
 ) -> Result<(GenerationRequest, ResponseOptions), Error> {
-    let mut body = parse_json(body)?;
     let options: MessagesRequest = parse(&body)?;
     if options.max_tokens == 0 {
         return Err(Error::invalid_field("max_tokens", "is 0, but must be at least 1"));
     }
     let stops = options.stop_sequences.unwrap_or_default();
     check_stops("stop_sequences", &stops)?;
-    let base = &app.model.sampling;
-    let mut request = parse_prompt(&mut body, app)?;
+    let base = &context.served.model.sampling;
+    let mut request = parse_prompt(&mut body, context)?;
     request.options = GenerationOptions {
         sampling: Sampling {
             temperature: ranged("temperature", options.temperature, 0.0, 1.0, base.temperature)?,
@@ -164,21 +163,19 @@ pub(super) fn parse_request(
 }
 
 /// Parses a body of `/v1/messages/count_tokens`; also returns the name of the model.
-pub(super) fn parse_count(body: &[u8], app: &AppState) -> Result<(GenerationRequest, String), Error> {
-    let request = parse_prompt(&mut parse_json(body)?, app)?;
+pub(super) fn parse_count(mut body: Value, context: &Context) -> Result<(GenerationRequest, String), Error> {
+    let request = parse_prompt(&mut body, context)?;
     let model = request.model.clone();
     Ok((request, model))
 }
 
 /// The fields that both paths share.
-fn parse_prompt(body: &mut Value, app: &AppState) -> Result<GenerationRequest, Error> {
+fn parse_prompt(body: &mut Value, context: &Context) -> Result<GenerationRequest, Error> {
+    let Context { app, served } = context;
     unsupported::check(body)?;
     let images = take_images(body, app.images.limits())?;
     let request: CountTokensRequest = parse(body)?;
-    if !app.model.is_named(&request.model) {
-        return Err(Error::UnknownModel(request.model));
-    }
-    app.images.check(&app.model, &images)?;
+    app.images.check(&served.model, &images)?;
     let variables = request.variables(app.config.thinking)?;
     let constraint = request.constraint()?;
     let tools = tool_options(request.tools.unwrap_or_default(), request.tool_choice.as_ref())?;

@@ -6,6 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use axum::Extension;
 use axum::extract::{Request, State};
 use axum::response::Response;
+use serde_json::Value;
 
 use super::request::{Endpoint, parse_request};
 use super::response::ResponseHead;
@@ -13,7 +14,7 @@ use super::writer::{ChunkWriter, CompletionCollector};
 use crate::access_log::LogEntry;
 use crate::completion::generate;
 use crate::error::Error;
-use crate::state::AppState;
+use crate::state::{AppState, Context};
 
 pub(crate) async fn chat(
     State(app): State<Arc<AppState>>,
@@ -37,11 +38,11 @@ async fn complete(
     log: Arc<LogEntry>,
     request: Request,
 ) -> Result<Response, Error> {
-    let parse = move |body: &[u8], app: &AppState| parse_request(endpoint, body, app);
+    let parse = move |body: Value, context: &Context| parse_request(endpoint, body, context);
     let (mut generation, options) = generate(&app, &log, request, parse).await?;
     let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
-    let head = ResponseHead { id: generation.id.clone(), created, model: app.model.id.clone() };
-    let tokenizer = app.model.tokenizer.clone();
+    let head = ResponseHead { id: generation.id.clone(), created, model: generation.served.model.id.clone() };
+    let tokenizer = generation.served.model.tokenizer.clone();
     if options.stream {
         let writer = ChunkWriter::new(options, head, &mut generation, tokenizer);
         return Ok(generation.stream(writer, &app.config));

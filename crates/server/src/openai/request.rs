@@ -1,14 +1,16 @@
 //! Bodies of `/v1/chat/completions` and `/v1/completions` as requests.
 
+use serde_json::Value;
+
 use super::chat::ChatRequest;
 use super::completions::CompletionRequest;
 use super::image_url::take_images;
 use super::options::Options;
 use super::unsupported::FIELDS;
 use crate::error::Error;
-use crate::parse::{parse, parse_json};
+use crate::parse::parse;
 use crate::request::{GenerationRequest, Input};
-use crate::state::AppState;
+use crate::state::Context;
 use crate::unsupported::check_unsupported;
 
 /// Default `max_tokens` of `/v1/completions`, same as OpenAI's.
@@ -41,16 +43,13 @@ pub(super) struct ResponseOptions {
 /// Parses a body. The time grows with its size, so this must not run on a thread of the async runtime.
 pub(super) fn parse_request(
     endpoint: Endpoint,
-    body: &[u8],
-    app: &AppState,
+    mut body: Value,
+    context: &Context,
 ) -> Result<(GenerationRequest, ResponseOptions), Error> {
-    let AppState { model, config, .. } = app;
-    let mut body = parse_json(body)?;
+    let Context { app, served } = context;
+    let (model, config) = (&served.model, &app.config);
     check_unsupported(&body, FIELDS)?;
     let options: Options = parse(&body)?;
-    if !model.is_named(&options.model) {
-        return Err(Error::UnknownModel(options.model));
-    }
     options.validate(config.max_choices)?;
     let vocab_size = model.token_count() as usize;
     let generation =

@@ -6,7 +6,7 @@ use utoipa::ToSchema;
 use super::logprobs::{ChatLogprobs, TextLogprobs};
 use super::timings::Timings;
 use super::tools::{ToolCall, ToolCallDelta};
-use crate::config::Model;
+use crate::models::ModelDescription;
 
 /// Response of `/v1/models`.
 #[derive(Debug, Serialize, ToSchema)]
@@ -16,8 +16,8 @@ pub(crate) struct ModelList {
 }
 
 impl ModelList {
-    pub(crate) fn new(data: Vec<ModelInfo>) -> ModelList {
-        ModelList { object: "list", data }
+    pub(crate) fn new(models: &[ModelDescription]) -> ModelList {
+        ModelList { object: "list", data: models.iter().map(ModelInfo::new).collect() }
     }
 }
 
@@ -30,17 +30,21 @@ pub(crate) struct ModelInfo {
     owned_by: &'static str,
     /// What the model takes, as OpenRouter lists it.
     input_modalities: Vec<&'static str>,
+    /// Context length in tokens, as vLLM lists it; absent if it is not known before the model is loaded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_model_len: Option<u32>,
 }
 
 impl ModelInfo {
-    pub(crate) fn new(model: &Model) -> ModelInfo {
-        let image = model.images.is_ok().then_some("image");
+    pub(crate) fn new(model: &ModelDescription) -> ModelInfo {
+        let image = model.takes_images.then_some("image");
         ModelInfo {
             id: model.id.clone(),
             object: "model",
             created: model.created,
             owned_by: "indrik",
             input_modalities: ["text"].into_iter().chain(image).collect(),
+            max_model_len: model.context_length,
         }
     }
 }

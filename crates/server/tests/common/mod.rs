@@ -13,7 +13,8 @@ use engine::{
 };
 use futures_util::future::{BoxFuture, FutureExt};
 use serde_json::{Value, json};
-use server::{Config, Gauge, Generator, Handle, Model, Server};
+use server::stats::HardwareStats;
+use server::{Config, Gauge, Generator, Handle, LoadedModel, Machine, Model, Models, Pool, Server};
 use text::{ChatTemplate, Tokenizer, Vocabulary, VocabularyKind};
 
 pub const MODEL: &str = "tiny/gemma";
@@ -78,6 +79,21 @@ pub fn vocabulary() -> Vocabulary {
     (vocabulary.unknown, vocabulary.bos, vocabulary.eos) = (Some(0), Some(1), Some(2));
     vocabulary.add_bos = true;
     vocabulary
+}
+
+/// A model without images.
+pub fn model(id: &str, tokenizer: Tokenizer, chat_template: Option<ChatTemplate>) -> Model {
+    Model {
+        id: id.to_owned(),
+        aliases: vec![],
+        created: 1_700_000_000,
+        vocab_size: tokenizer.vocab_size() as u32,
+        stop_token_ids: tokenizer.stop_token_ids().to_vec(),
+        tokenizer,
+        chat_template,
+        images: Err("the model has no image encoder".to_owned()),
+        sampling: Sampling { temperature: 1.0, ..Sampling::default() },
+    }
 }
 
 /// A processor for images of 28 × 28 pixels, with four soft tokens.
@@ -210,16 +226,6 @@ impl Generator for Mock {
         error.filter(|error| matches!(error, SubmitError::QueueFull { .. }))
     }
 
-    fn gauges(&self) -> Vec<Gauge> {
-        let card = |card: &str, value| Gauge {
-            name: "gpu_busy_ratio",
-            help: "GPU utilisation, 0 to 1",
-            label: Some(("card", card.to_owned())),
-            value,
-        };
-        vec![card("card0", 0.125), card("card1", 0.0)]
-    }
-
     fn status(&self) -> Status {
         self.status.lock().unwrap().clone()
     }
@@ -248,11 +254,28 @@ impl Generator for Mock {
     }
 }
 
+impl Machine for Mock {
+    fn gauges(&self, _: &Status) -> Vec<Gauge> {
+        let card = |card: &str, value| Gauge {
+            name: "gpu_busy_ratio",
+            help: "GPU utilisation, 0 to 1",
+            label: Some(("card", card.to_owned())),
+            value,
+        };
+        vec![card("card0", 0.125), card("card1", 0.0)]
+    }
+
+    fn hardware(&self, _: &Status) -> HardwareStats {
+        HardwareStats::default()
+    }
+}
+
 /// A running server, stopped on drop.
 pub struct Fixture {
     pub address: SocketAddr,
     pub mock: Arc<Mock>,
     pub handle: Handle,
+    pub pool: Pool,
     pub running: Option<tokio::task::JoinHandle<()>>,
     pub runtime: tokio::runtime::Runtime,
     agent: ureq::Agent,
@@ -383,22 +406,19 @@ impl Fixture {
         template: Option<ChatTemplate>,
         images: Result<ImageProcessor, String>,
     ) -> Fixture {
+        let aliases = vec!["other-name".to_owned()];
+        let model = Model { aliases, images, ..model(MODEL, tokenizer, template) };
+        let models = Models::one(LoadedModel::new(model, generator)).with_machine(mock.clone());
+        Fixture::with_models(mock, models, config)
+    }
+
+    /// With other models; the mock is the machine at most.
+    pub fn with_models(mock: Arc<Mock>, models: Models, config: Config) -> Fixture {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-        let model = Model {
-            id: MODEL.to_owned(),
-            aliases: vec!["other-name".to_owned()],
-            created: 1_700_000_000,
-            vocab_size: tokenizer.vocab_size() as u32,
-            stop_token_ids: tokenizer.stop_token_ids().to_vec(),
-            tokenizer,
-            chat_template: template,
-            images,
-            sampling: Sampling { temperature: 1.0, ..Sampling::default() },
-        };
         let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-        let server = runtime.block_on(Server::bind(any, config, model, generator)).expect("a free port");
-        let (address, handle) = (server.address().unwrap(), server.handle());
+        let server = runtime.block_on(Server::bind(any, config, models)).expect("a free port");
+        let (address, handle, pool) = (server.address().unwrap(), server.handle(), server.models());
         let running = Some(runtime.spawn(server.run()));
         let agent = ureq::Agent::config_builder()
             .http_status_as_error(false)
@@ -407,7 +427,7 @@ impl Fixture {
             .max_idle_connections(0)
             .build()
             .into();
-        Fixture { address, mock, handle, running, runtime, agent }
+        Fixture { address, mock, handle, pool, running, runtime, agent }
     }
 
     pub fn url(&self, path: &str) -> String {
@@ -490,24 +510,21 @@ impl Fixture {
 
     /// Waits until this many requests are being generated.
     pub fn wait_live(&self, wanted: usize) {
+        self.wait_for(&format!("{wanted} live requests"), || self.mock.live.load(Ordering::SeqCst) == wanted);
+    }
+
+    /// Waits for a state.
+    pub fn wait_for(&self, state: &str, holds: impl Fn() -> bool) {
         let deadline = Instant::now() + Duration::from_secs(1800);
-        while self.mock.live.load(Ordering::SeqCst) != wanted {
-            assert!(
-                Instant::now() < deadline,
-                "expected {wanted} live requests, but there are {:?}",
-                self.mock.live
-            );
+        while !holds() {
+            assert!(Instant::now() < deadline, "waited in vain for: {state}");
             std::thread::sleep(Duration::from_millis(2));
         }
     }
 
     /// Waits until the metrics contain a line.
     pub fn wait_metric(&self, line: &str) {
-        let deadline = Instant::now() + Duration::from_secs(1800);
-        while !self.get("/metrics").body.lines().any(|found| found == line) {
-            assert!(Instant::now() < deadline, "no {line}");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        self.wait_for(line, || self.get("/metrics").body.lines().any(|found| found == line));
     }
 }
 

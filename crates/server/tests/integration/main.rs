@@ -13,6 +13,7 @@ mod logprobs;
 mod messages;
 mod messages_errors;
 mod messages_stream;
+mod models;
 mod observe;
 mod responses;
 mod responses_errors;

@@ -11,7 +11,7 @@ use engine::{
     testing::{MockBackend, MockOptions},
 };
 use serde_json::{Value, json};
-use server::{Config, EngineSlot};
+use server::Config;
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -61,28 +61,18 @@ fn metrics_count_requests_and_show_the_engines_status() {
 }
 
 #[test]
-fn an_engine_slot_serves_once_it_is_filled() {
-    let slot = Arc::new(EngineSlot::new(256, "the weights are loading"));
-    let server = Fixture::with_generator(Mock::new(), slot.clone(), Config::default(), None);
-    assert_eq!(server.get("/health").status, 200);
-    let (message, _) = server.get("/ready").error(503, "not_ready");
-    assert!(message.contains("the weights are loading"), "{message}");
-    let complete = || server.post("/v1/completions", &completion(json!({ "max_tokens": 5, "seed": 3 })));
-    complete().error(503, "not_ready");
-
+fn metrics_count_steps_and_lost_devices() {
+    let start = |errors| {
+        let backend = MockBackend::new(MockOptions { errors, ..MockOptions::default() });
+        let engine = Engine::start(backend, Options::default()).unwrap();
+        Fixture::with_generator(Mock::new(), Arc::new(engine), Config::default(), None)
+    };
     // The device is lost at the third call, a step; the completion is the same.
-    let options = |errors| MockOptions { errors, ..MockOptions::default() };
-    let lost = [(2, BackendError::DeviceLost("lost".to_owned()))].into();
-    slot.fill(Engine::start(MockBackend::new(options(lost)), Options::default()).unwrap());
-    assert_eq!(server.get("/ready").json(), json!({ "status": "ready" }));
+    let server = start([(2, BackendError::DeviceLost("lost".to_owned()))].into());
+    let complete = || server.post("/v1/completions", &completion(json!({ "max_tokens": 5, "seed": 3 })));
     let got = complete().json();
     assert_eq!(got["usage"]["completion_tokens"], 5, "{got}");
-    let undisturbed = Fixture::with_generator(
-        Mock::new(),
-        Arc::new(Engine::start(MockBackend::new(options(Default::default())), Options::default()).unwrap()),
-        Config::default(),
-        None,
-    );
+    let undisturbed = start(Default::default());
     let expected =
         undisturbed.post("/v1/completions", &completion(json!({ "max_tokens": 5, "seed": 3 }))).json();
     assert_eq!(got["choices"], expected["choices"]);

@@ -67,6 +67,11 @@ impl Demand {
         self.weights.push(weight);
     }
 
+    /// Bytes of everything.
+    pub fn total_bytes(&self) -> u64 {
+        self.weight_bytes().saturating_add(self.kv_bytes()).saturating_add(self.scratch_bytes)
+    }
+
     /// Bytes of all weights.
     pub(super) fn weight_bytes(&self) -> u64 {
         self.weights.iter().map(|weight| weight.bytes).sum()

@@ -83,6 +83,13 @@ pub struct Memory {
 }
 
 impl Memory {
+    /// Bytes that models may use in total: on a discrete GPU, without the memory of the host, which is slow.
+    pub fn usable(&self) -> u64 {
+        let heaps = self.heaps.iter().filter(|heap| heap.device_local || self.unified);
+        let usable = heaps.map(|heap| self.margin.usable(heap)).fold(0, u64::saturating_add);
+        if self.unified { usable.min(self.available.unwrap_or(u64::MAX)) } else { usable }
+    }
+
     /// The largest multiple of [`ALIGNMENT`] within the driver's allocation limit.
     pub(super) fn max_block(&self) -> u64 {
         self.max_allocation / ALIGNMENT * ALIGNMENT

@@ -74,12 +74,8 @@ impl Machine {
         }
     }
 
-    /// Bytes that a model may use in total: on a discrete GPU, without the memory of the host, which is slow.
+    /// Bytes that a model may use in total.
     pub fn usable(&self) -> u64 {
-        let Memory { heaps, unified, available, margin, .. } = &self.memory;
-        let usable =
-            heaps.iter().filter(|heap| heap.device_local || *unified).map(|heap| margin.usable(heap));
-        let usable = usable.fold(0, u64::saturating_add);
-        if *unified { usable.min(available.unwrap_or(u64::MAX)) } else { usable }
+        self.memory.usable()
     }
 }

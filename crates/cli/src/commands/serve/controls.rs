@@ -1,16 +1,14 @@
-//! Handles shared by the loading thread and the signal handler.
+//! Handles for shutting the server down.
 
 use std::sync::Arc;
 
 use indrik::Control;
-use server::{EngineSlot, Handle};
+use server::{Handle, Pool};
 
-/// Handles shared by the loading thread and the signal handler.
+/// Handles for shutting the server down.
 pub struct Controls {
     pub server: Handle,
-    pub slot: Arc<EngineSlot>,
-    /// Cancels the initial load.
-    pub load: Arc<Control>,
-    /// Cancels a reload after a lost device. Separate from `load`: requests that drain still need their device.
+    pub models: Pool,
+    /// Cancels a reload after a lost device: requests that drain still need their device.
     pub reload: Arc<Control>,
 }

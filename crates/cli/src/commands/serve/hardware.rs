@@ -1,6 +1,6 @@
 //! The device and the machine that serve a model, for `/metrics` and `/stats`.
 
-use std::sync::{Arc, OnceLock, atomic::AtomicBool};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, atomic::AtomicBool};
 
 use engine::{PowerMeter, Status};
 use indrik::{HeapProbe, Model};
@@ -8,16 +8,22 @@ use server::stats::{BandwidthStats, DeviceStats, EnergyStats};
 use telemetry::{EnergyMeter, Sampler, Snapshot};
 use weights::plan::HeapUsage;
 
+use super::gauges;
 use crate::{energy, heaps::heap_stats};
 
-/// The device, once the model is loaded, and the machine. Clones share them.
+/// The device, once a model is loaded, and the machine. Clones share them.
 #[derive(Clone, Default)]
-pub struct Hardware(Arc<OnceLock<Loaded>>);
+pub struct Hardware(Arc<RwLock<Option<Arc<Loaded>>>>);
 
-struct Loaded {
-    /// Of the GPU that runs the model, and of the machine. `None` if its thread could not be started.
+/// What measures the GPU and the machine.
+struct Meters {
+    /// `None` if its thread could not be started.
     sampler: Option<Sampler>,
     energy: Option<EnergyMeter>,
+}
+
+struct Loaded {
+    machine: Arc<Meters>,
     device: DeviceStats,
     heap_probe: HeapProbe,
     planned_heaps: Vec<HeapUsage>,
@@ -39,15 +45,30 @@ impl Hardware {
             driver: report.device.driver.clone(),
             tier: report.tier.map(|tier| format!("{tier:?}")),
         };
-        let (sampler, energy) = energy::sample(&report.device);
         let (heap_probe, planned_heaps) = (model.heap_probe(), report.heaps.clone());
-        let bandwidth = OnceLock::new();
-        self.0.get_or_init(|| Loaded { sampler, energy, device, heap_probe, planned_heaps, bandwidth });
+        // Meters count from the first model on, and the bandwidth stays what it is.
+        let (machine, bandwidth) = match self.loaded() {
+            Some(loaded) => (loaded.machine.clone(), loaded.bandwidth.clone()),
+            None => {
+                let (sampler, energy) = energy::sample(&report.device);
+                (Arc::new(Meters { sampler, energy }), OnceLock::new())
+            }
+        };
+        let loaded = Loaded { machine, device, heap_probe, planned_heaps, bandwidth };
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(loaded));
+    }
+
+    /// The device of the model that was loaded last.
+    fn loaded(&self) -> Option<Arc<Loaded>> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Measures the device's bandwidth when the engine is idle.
     pub fn measure_bandwidth(&self, model: &Model, cancel: &AtomicBool) -> indrik::Result<()> {
-        let Some(loaded) = self.0.get() else { return Ok(()) };
+        let Some(loaded) = self.loaded() else { return Ok(()) };
+        if loaded.bandwidth.get().is_some() {
+            return Ok(());
+        }
         let measured = model.when_idle(cancel, |runner| {
             Ok(kernels::bench::probe::read_bandwidth_of(&runner.model().device, PROBE_BYTES)
                 .inspect_err(|error| tracing::warn!("memory bandwidth could not be measured: {error}")))
@@ -60,18 +81,19 @@ impl Hardware {
 
     /// Reads the power of the GPU, for the engine; `None` if it does not report it.
     pub fn power_meter(&self) -> Option<PowerMeter> {
-        let meter = self.0.get()?.energy.clone()?;
+        let meter = self.loaded()?.machine.energy.clone()?;
         Some(Box::new(move || meter.watts()))
     }
 
     /// The machine's last sample.
     pub fn snapshot(&self) -> Option<Arc<Snapshot>> {
-        Some(self.0.get()?.sampler.as_ref()?.latest())
+        Some(self.loaded()?.machine.sampler.as_ref()?.latest())
     }
 
     /// Energy of the GPU; `None` if it cannot be measured.
     pub fn energy(&self, status: &Status) -> Option<EnergyStats> {
-        let meter = self.0.get()?.energy.as_ref()?;
+        let loaded = self.loaded()?;
+        let meter = loaded.machine.energy.as_ref()?;
         Some(EnergyStats {
             source: meter.source()?.to_owned(),
             joules: meter.joules()?,
@@ -81,7 +103,7 @@ impl Hardware {
 
     /// Bandwidth of decode steps; `None` before the model is loaded.
     pub fn bandwidth(&self, status: &Status) -> Option<BandwidthStats> {
-        let peak = self.0.get()?.bandwidth.get().copied();
+        let peak = self.loaded()?.bandwidth.get().copied();
         let used = status.memory_traffic.bytes_per_second();
         Some(BandwidthStats {
             peak_bytes_per_second: peak,
@@ -89,12 +111,17 @@ impl Hardware {
             bytes_per_token: status.memory_traffic.bytes_per_token(),
         })
     }
+}
 
-    /// Everything known now.
-    pub fn read(&self, status: &Status) -> server::stats::HardwareStats {
-        let loaded = self.0.get();
+impl server::Machine for Hardware {
+    fn gauges(&self, status: &Status) -> Vec<server::Gauge> {
+        gauges::read(status, self)
+    }
+
+    fn hardware(&self, status: &Status) -> server::stats::HardwareStats {
+        let loaded = self.loaded();
         server::stats::HardwareStats {
-            device: loaded.map(|loaded| loaded.device.clone()),
+            device: loaded.as_ref().map(|loaded| loaded.device.clone()),
             bandwidth: self.bandwidth(status),
             energy: self.energy(status),
             machine: self.snapshot().map(|snapshot| (*snapshot).clone()),

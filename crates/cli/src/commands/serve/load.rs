@@ -1,134 +1,207 @@
-//! Loads the model and starts its engine; reloads after a lost device.
+//! Loads models and starts their engines, at startup and when requests name them.
 
 use std::{
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     thread::JoinHandle,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use indrik::{Control, LoadHooks, LoadProgress, Model, ModelFiles};
-use server::EngineSlot;
+use gpu::{AdapterInfo, format_bytes};
+use indrik::{Control, DeviceSelector, LoadHooks, LoadProgress, Model};
+use server::{LoadControl, LoadedModel, ModelDescription, ModelLoader, OpenModel};
 
-use super::{controls::Controls, hardware::Hardware, notify, settings::Settings, summary};
-use crate::{loading, logging::announce, output};
+use super::{
+    hardware::Hardware,
+    offer::{Offer, OfferedModel},
+    summary::{self, ReadyReport},
+};
+use crate::{loading, logging::announce};
 
-/// Inputs of the loading thread.
-pub struct Loader<'a> {
-    pub files: ModelFiles,
-    pub options: indrik::Options,
-    pub settings: &'a Settings,
+/// Loads the models that a server offers. Clones share everything.
+#[derive(Clone)]
+pub struct Loader {
+    pub offer: Arc<Offer>,
     pub hardware: Hardware,
-    pub url: String,
-    pub id: String,
-    pub started: Instant,
-    pub json: bool,
+    /// Cancels reloads after a lost device.
+    pub reload: Arc<Control>,
+    /// Bytes for all models together.
+    pub memory_budget: u64,
+    /// Whether the budget was given, so that a model may not exceed it even alone.
+    is_strict: bool,
+    device: AdapterInfo,
+    /// Of the first model.
+    pub report: Arc<Mutex<Option<ReadyReport>>>,
 }
 
-/// The loading thread; it returns the model, whose engine is running.
-pub type Loading = JoinHandle<anyhow::Result<Model>>;
+impl Loader {
+    pub fn new(offer: Offer) -> anyhow::Result<Loader> {
+        let selector =
+            DeviceSelector { name: offer.settings().device.as_deref(), ..DeviceSelector::default() };
+        let (_instance, adapter) = selector.adapter()?;
+        let given = offer.settings().memory_budget.map(|size| size.0 as u64);
+        let memory_budget = given.unwrap_or_else(|| indrik::device_memory(&adapter.info).usable());
+        Ok(Loader {
+            offer: Arc::new(offer),
+            hardware: Hardware::default(),
+            reload: Arc::default(),
+            memory_budget,
+            is_strict: given.is_some(),
+            device: adapter.info,
+            report: Arc::default(),
+        })
+    }
 
-impl Loader<'_> {
-    /// Starts the loading thread. If loading fails, it stops the server.
-    pub fn start(self, controls: &Controls) -> std::io::Result<Loading> {
-        let Loader { files, options, settings, hardware, url, id, started, json } = self;
-        let mut lines = summary::settings_lines(settings);
-        if settings.webui {
-            lines.insert(0, format!("web UI   {url}/ in a browser: chat and dashboard"));
+    fn open_offered(&self, name: &str) -> anyhow::Result<Opened> {
+        let model = self.offer.open(name)?;
+        let bytes = model.files.memory_bytes(&model.options, &self.device)?;
+        // A model that is larger than the memory of the GPU may still be placed in that of the host.
+        let memory = if self.is_strict { bytes } else { bytes.min(self.memory_budget) };
+        Ok(Opened { loader: self.clone(), description: model.description(), model, memory })
+    }
+}
+
+impl ModelLoader for Loader {
+    fn list(&self) -> Vec<ModelDescription> {
+        self.offer.list()
+    }
+
+    fn open(&self, name: &str) -> Result<Option<Box<dyn OpenModel>>, String> {
+        let Some(name) = self.offer.find(name) else { return Ok(None) };
+        match self.open_offered(&name) {
+            Ok(opened) => Ok(Some(Box::new(opened))),
+            Err(error) => Err(format!("{error:#}")),
         }
-        let (slot, control, handle) = (controls.slot.clone(), controls.load.clone(), controls.server.clone());
-        let reload = controls.reload.clone();
-        let work = move || {
-            let startup = Startup { slot: &slot, hardware, lines, url, id, started, json };
-            let loaded = load(&files, options, [&control, &reload], startup);
-            if loaded.is_err() {
-                handle.stop();
-            }
-            loaded
-        };
-        std::thread::Builder::new().name("load".into()).spawn(work)
     }
 }
 
-/// Where loading reports its progress and result: the slot for the engine, and the startup summary.
-struct Startup<'a> {
-    slot: &'a EngineSlot,
-    hardware: Hardware,
-    lines: Vec<String>,
-    url: String,
-    id: String,
-    started: Instant,
-    json: bool,
+/// A model whose files are open.
+struct Opened {
+    loader: Loader,
+    description: ModelDescription,
+    model: OfferedModel,
+    memory: u64,
 }
 
-fn load(
-    files: &ModelFiles,
-    options: indrik::Options,
-    [control, reload_control]: [&Arc<Control>; 2],
-    startup: Startup<'_>,
-) -> anyhow::Result<Model> {
-    let terminal = loading::Terminal::default();
-    let hooks = LoadHooks {
-        progress: &|stage| {
-            startup.slot.set_stage(&loading::describe(stage));
+impl OpenModel for Opened {
+    fn description(&self) -> &ModelDescription {
+        &self.description
+    }
+
+    fn memory(&self) -> u64 {
+        self.memory
+    }
+
+    fn load(self: Box<Self>, progress: &LoadControl) -> Result<LoadedModel, String> {
+        self.start(progress).map_err(|error| format!("{error:#}"))
+    }
+}
+
+impl Opened {
+    fn start(self, progress: &LoadControl) -> anyhow::Result<LoadedModel> {
+        let Opened { loader, model, description, .. } = self;
+        let terminal = loading::Terminal::default();
+        let control = Arc::<Control>::default();
+        let report = |stage: LoadProgress<'_>| {
+            progress.set_stage(loading::describe(stage));
             terminal.show(stage);
-        },
-        control: control.clone(),
-        reload_control: reload_control.clone(),
-    };
-    let report = hooks.progress;
-    let model = files.load_with(indrik::Options { serving: true, ..options }, hooks)?;
-    startup.slot.set_stage("programs are being recorded for this GPU");
-    model.prepare_first_requests(report)?;
-    drop(terminal);
-    startup.hardware.set_loaded(&model);
-    let model_lines = summary::model_lines(&model);
-    let report = summary::ReadyReport::new(&model, &startup.id, &startup.url);
-    let engine = model.metered_engine(startup.hardware.power_meter())?;
-    if control.cancel.load(Ordering::Relaxed) {
-        return Err(model::Error::Cancelled.into());
+            if progress.is_cancelled() {
+                control.cancel.store(true, Ordering::Relaxed);
+            }
+        };
+        let hooks =
+            LoadHooks { progress: &report, control: control.clone(), reload_control: loader.reload.clone() };
+        let loaded = model.files.load_with(model.options, hooks)?;
+        progress.set_stage("programs are being recorded for this GPU");
+        loaded.prepare_first_requests(&report)?;
+        drop(terminal);
+        if progress.is_cancelled() {
+            return Err(model::Error::Cancelled.into());
+        }
+        loader.hardware.set_loaded(&loaded);
+        summary::model_lines(&loaded).iter().for_each(|line| announce(format_args!("{line}")));
+        let engine = loaded.metered_engine(loader.hardware.power_meter())?;
+        watch(&engine)?;
+        let mut first = loader.report.lock().unwrap_or_else(PoisonError::into_inner);
+        first.get_or_insert_with(|| ReadyReport::new(&loaded, &description.id));
+        let resources = Background::start(loaded, loader.hardware.clone())?;
+        Ok(LoadedModel::new(model.served, Arc::new(engine)).keeping(resources))
     }
+}
+
+/// Ends the process if an engine's thread ends before it was stopped.
+fn watch(engine: &engine::Engine) -> std::io::Result<()> {
     let exited_unexpectedly = engine.watch_exit();
-    std::thread::Builder::new().name("watch".into()).spawn(move || {
+    let work = move || {
         if exited_unexpectedly() {
             // A server without an engine is useless; a service manager can restart the process.
             tracing::error!("the engine thread ended unexpectedly: this is a bug; please report it");
             std::thread::sleep(FLUSH_DELAY);
             std::process::exit(1);
         }
-    })?;
-    startup.slot.fill(engine);
-    notify::ready();
-    for line in model_lines.iter().chain(&startup.lines) {
-        announce(format_args!("{line}"));
+    };
+    std::thread::Builder::new().name("watch".into()).spawn(work).map(drop)
+}
+
+/// A loaded model, and the thread that prepares what can follow readiness. Dropping it frees the model.
+struct Background {
+    model: Option<Model>,
+    cancel: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Background {
+    fn start(model: Model, hardware: Hardware) -> std::io::Result<Background> {
+        let cancel = Arc::<AtomicBool>::default();
+        let (prepared, cancelled) = (model.clone(), cancel.clone());
+        let work = move || prepare_ahead(&prepared, &hardware, &cancelled);
+        let thread = std::thread::Builder::new().name("prepare".into()).spawn(work)?;
+        Ok(Background { model: Some(model), cancel, thread: Some(thread) })
     }
-    let seconds = startup.started.elapsed().as_secs_f64();
-    announce(format_args!("{} is ready at {}/v1 after {seconds:.1} s.", startup.id, startup.url));
-    if startup.json {
-        output::print(&(serde_json::to_string(&report.ready_after(seconds))? + "\n"))?;
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        self.cancel.store(true, Ordering::Relaxed);
+        // A panic was reported by its hook.
+        self.thread.take().map(JoinHandle::join);
+        if let Some(model) = self.model.take() {
+            model.stop();
+        }
     }
-    prepare_ahead(&model, &startup, &control.cancel);
-    Ok(model)
 }
 
 /// What can follow readiness. Programs that are not recorded ahead are recorded when they are needed.
-fn prepare_ahead(model: &Model, startup: &Startup<'_>, cancel: &AtomicBool) {
+fn prepare_ahead(model: &Model, hardware: &Hardware, cancel: &AtomicBool) {
     let report = |stage: LoadProgress<'_>| match stage {
         LoadProgress::Tuned { .. } | LoadProgress::TuningFailed { .. } => {
             announce(format_args!("{}", loading::describe(stage)));
         }
         _ => {}
     };
-    match model.prepare_ahead(&report, cancel) {
-        Ok(()) => tracing::debug!(seconds = startup.started.elapsed().as_secs_f64(), "all programs recorded"),
-        Err(error) => tracing::warn!(%error, "not all programs were recorded ahead of their use"),
+    if let Err(error) = model.prepare_ahead(&report, cancel) {
+        tracing::warn!(%error, "not all programs were recorded ahead of their use");
     }
-    if let Err(error) = startup.hardware.measure_bandwidth(model, cancel) {
+    if let Err(error) = hardware.measure_bandwidth(model, cancel) {
         tracing::warn!(%error, "memory bandwidth could not be measured");
     }
 }
 
 /// Time for open streams to send their final error event before the process exits.
 const FLUSH_DELAY: Duration = Duration::from_secs(1);
+
+/// A line about the models that are loaded on demand; `None` if there is only the one that is loaded.
+pub fn on_demand_line(loader: &Loader) -> Option<String> {
+    let memory = format_bytes(loader.memory_budget);
+    match loader.offer.whole_store {
+        true => {
+            Some(format!("models   requests may name all models of the store; memory for them: {memory}"))
+        }
+        false => match loader.offer.list().len() {
+            0 | 1 => None,
+            count => Some(format!("models   requests may name {count} models; memory for them: {memory}")),
+        },
+    }
+}

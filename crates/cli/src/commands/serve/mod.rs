@@ -1,9 +1,9 @@
-//! `indrik serve`: an OpenAI-compatible HTTP server for one model.
+//! `indrik serve`: an HTTP server for one model or several.
 //!
-//! 1. `settings` resolves flags, environment variables and the settings file.
-//! 2. The model's metadata is read and the port is bound, so that mistakes in either are reported at once.
-//! 3. `load`: a thread loads the model, records its programs and puts an engine into the server's [`EngineSlot`].
-//!    Until then `/health` responds and `/ready` returns the loading stage.
+//! 1. `settings` resolves flags, environment variables and the settings file; `offer` says which models may be named.
+//! 2. The first model's metadata is read and the port is bound, so that mistakes in either are reported at once.
+//! 3. `load` loads the models of the start, and later those that requests name: it records their programs and starts
+//!    their engines. Until the former are loaded, `/health` responds and `/ready` returns the loading stage.
 //! 4. `signals`: the first signal drains running requests, the second one cancels them. `notify` reports both to
 //!    the service manager.
 
@@ -12,6 +12,7 @@ mod gauges;
 mod hardware;
 mod load;
 mod notify;
+mod offer;
 mod settings;
 mod signals;
 mod summary;
@@ -22,23 +23,21 @@ use std::{
     net::SocketAddr,
     path::PathBuf,
     process::ExitCode,
-    sync::Arc,
+    sync::{Arc, PoisonError},
     time::{Duration, Instant},
 };
 
 use anyhow::Context;
 use clap::{ArgMatches, Args};
-use indrik::{ModelFiles, Options};
-use model::ImageProcessor;
-use server::{EngineSlot, Server};
+use server::{Models, PoolOptions, Server};
 
 use crate::{
-    loading::{LoadArguments, ModelArguments},
     logging::{self, announce},
+    output,
 };
 use controls::Controls;
-use hardware::Hardware;
 use load::Loader;
+use offer::Offer;
 use settings::{Flags, Settings};
 use signals::Outcome;
 
@@ -70,37 +69,48 @@ pub fn run(arguments: &Arguments, matches: &ArgMatches) -> anyhow::Result<ExitCo
     settings.webui &= !arguments.no_webui;
     logging::init("info", settings.log_format);
     let mut config = settings.config()?;
-    let model = model_arguments(&settings)?;
-    let files = model.open()?;
-    let (options, context_length) = load_options(&settings, model.options(), &files)?;
-    let hardware = Hardware::default();
-    let (for_metrics, for_stats) = (hardware.clone(), hardware.clone());
-    let slot = EngineSlot::new(context_length, "the model is loading");
-    let slot = slot
-        .with_gauges(move |status| gauges::read(status, &for_metrics))
-        .with_hardware(move |status| for_stats.read(status));
-    let slot = Arc::new(slot);
-    let model = served_model(&settings, &files)?;
-    if model.images.is_ok() && !settings.is_set("max-body-size") {
-        settings.max_body_size.0 = settings.max_body_size.0.max(BODY_BYTES_WITH_IMAGES);
-        config.max_body_bytes = settings.max_body_size.0;
+    let offer = Offer::new(settings)?;
+    // Mistakes in the model's name or settings are reported at once.
+    let first = offer.preload().first().map(|name| offer.open(name)).transpose()?;
+    let takes_images = offer.whole_store || first.is_some_and(|first| first.served.images.is_ok());
+    if takes_images && !offer.settings().is_set("max-body-size") {
+        config.max_body_bytes = config.max_body_bytes.max(BODY_BYTES_WITH_IMAGES);
     }
-    let id = model.id.clone();
+    let loader = Loader::new(offer)?;
+    let settings = loader.offer.settings();
+    let preload = loader.offer.preload();
+    let options = PoolOptions {
+        preload: preload.clone(),
+        memory_budget: loader.memory_budget,
+        keep_alive: settings.unload_after.map(|time| time.0),
+        load_timeout: settings.load_timeout.0,
+    };
+    let models = Models::on_demand(Arc::new(loader.clone()), options);
+    let models = models.with_machine(Arc::new(loader.hardware.clone()));
 
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let address = SocketAddr::new(settings.host, settings.port);
-    let server = runtime.block_on(Server::bind(address, config, model, slot.clone()));
+    let max_body_bytes = config.max_body_bytes;
+    let server = runtime.block_on(Server::bind(address, config, models));
     let server = server.map_err(|error| anyhow::anyhow!(bind_error(address, &error)))?;
     let url = format!("http://{}", server.address()?);
-    announce(format_args!("Loading {id}; {url}/health is up."));
+    if let Some(name) = preload.first() {
+        announce(format_args!("Loading {name}; {url}/health is up."));
+    }
 
-    let controls = Controls { server: server.handle(), slot, load: Arc::default(), reload: Arc::default() };
+    let controls =
+        Controls { server: server.handle(), models: server.models(), reload: loader.reload.clone() };
+    let models = controls.models.clone();
     let json = arguments.json;
-    let loader = Loader { files, options, settings: &settings, hardware, url, id, started, json };
-    let loading = loader.start(&controls)?;
+    let ready = async {
+        models.preload().await?;
+        notify::ready();
+        report_ready(&loader, &url, max_body_bytes, started, json);
+        Ok(())
+    };
     let outcome = runtime.block_on(async {
         let signals = signals::Signals::listen().context("cannot install signal handlers")?;
-        anyhow::Ok(signals.serve(server, &controls, settings.drain_timeout.0, loading).await)
+        anyhow::Ok(signals.serve(server, &controls, settings.drain_timeout.0, ready).await)
     })?;
     // A read of a sensor that hangs must not keep the process.
     runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);
@@ -119,73 +129,26 @@ const BODY_BYTES_WITH_IMAGES: usize = 20 << 20;
 /// Time for threads that may block to end, once all requests have.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
-fn model_arguments(settings: &Settings) -> anyhow::Result<ModelArguments> {
-    let model = settings.model.clone().context(
-        "no model given: use -m, INDRIK_MODEL or the key `model` of the settings file; `indrik pull` lists the models that can be downloaded",
-    )?;
-    Ok(ModelArguments {
-        model,
-        load: LoadArguments {
-            prefill_chunk: settings.prefill_chunk.map(|chunk| chunk.get()),
-            kv: settings.kv,
-            reproducible: settings.reproducible,
-            no_images: !settings.images,
-            image_tokens: settings.image_tokens.map(|tokens| tokens.get()),
-            device: settings.device.clone(),
-        },
-    })
-}
-
-/// Load options from the settings, and the resulting context length.
-fn load_options(settings: &Settings, base: Options, files: &ModelFiles) -> anyhow::Result<(Options, u32)> {
-    let context_length = match settings.context {
-        Some(context) => files.check_context_length(context.get() as usize)?,
-        None => files.default_context_length(),
-    };
-    let tokens = settings.kv_cache_tokens.map(|tokens| tokens.get());
-    if let Some(tokens) = tokens.filter(|tokens| *tokens < context_length) {
-        anyhow::bail!(
-            "--kv-cache-tokens is {tokens}, less than the context length {context_length} of a single sequence: raise it, or lower --context"
-        );
+/// Says that the server is ready, where, and with which settings.
+fn report_ready(loader: &Loader, url: &str, max_body_bytes: usize, started: Instant, json: bool) {
+    let settings = loader.offer.settings();
+    let report = loader.report.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let mut lines = vec![];
+    if settings.webui {
+        lines.push(format!("web UI   {url}/ in a browser: chat and dashboard"));
     }
-    let options = Options {
-        max_sequences: settings.max_sequences.get(),
-        context_length: Some(context_length),
-        kv_cache_tokens: tokens,
-        prefix_cache: settings.prefix_cache,
-        step_timeout: settings.step_timeout.0,
-        queue_capacity: settings.max_queue,
-        ..base
-    };
-    Ok((options, context_length))
-}
-
-/// The model in the form that the server needs.
-fn served_model(settings: &Settings, files: &ModelFiles) -> anyhow::Result<server::Model> {
-    // A name in the model store is a better default than the name of its file.
-    let store_name =
-        settings.model.clone().filter(|model| !model.contains('/') && !PathBuf::from(model).exists());
-    let mut served = files.served_as(settings.name.clone().or(store_name.clone()))?;
-    if settings.pan_and_scan {
-        let with_crops = served.images.map(ImageProcessor::with_pan_and_scan);
-        served.images = match with_crops {
-            Ok(Err(reason)) => anyhow::bail!("--pan-and-scan: {reason} (--image-tokens)"),
-            Ok(Ok(processor)) => Ok(processor),
-            Err(reason) => Err(reason),
-        };
+    lines.extend(load::on_demand_line(loader));
+    lines.extend(summary::settings_lines(settings, max_body_bytes));
+    lines.iter().for_each(|line| announce(format_args!("{line}")));
+    let seconds = started.elapsed().as_secs_f64();
+    let name = report.as_ref().map_or("The server", |report| report.model());
+    announce(format_args!("{name} is ready at {url}/v1 after {seconds:.1} s."));
+    if json {
+        let report = report.unwrap_or_default().ready_at(url, seconds);
+        let line = serde_json::to_string(&report).expect("a report serialises to JSON");
+        // A closed standard output is no reason to stop serving.
+        let _ = output::print(&(line + "\n"));
     }
-    if !settings.images {
-        served.images = Err("images are turned off (--images=false)".to_owned());
-    }
-    // Requests may use the name that `indrik models` lists, and the one given here.
-    let entries = store::Store::open_default().and_then(|store| store.entries()).unwrap_or_default();
-    let listed = entries.into_iter().find(|entry| entry.path == files.path()).map(|entry| entry.name);
-    for name in listed.into_iter().chain(store_name) {
-        if name != served.id && !served.aliases.contains(&name) {
-            served.aliases.push(name);
-        }
-    }
-    Ok(served)
 }
 
 /// Message for an address that cannot be bound, with advice.

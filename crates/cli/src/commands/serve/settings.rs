@@ -148,6 +148,7 @@ settings! {
         max_connections: NonZeroU32, "max-connections" was "connections", "INDRIK_MAX_CONNECTIONS", "512", "Maximum number of connections with requests; a further one replaces a silent, idle or slow one";
         probe_timeout: Time, "probe-timeout" was "probe-time", "INDRIK_PROBE_TIMEOUT", "5s", "Maximum time for the GPU to respond to the /ready probe";
         step_timeout: Time, "step-timeout" was "step-time", "INDRIK_STEP_TIMEOUT", "5min", "Maximum time of a step on the GPU before the device counts as lost";
+        load_timeout: Time, "load-timeout", "INDRIK_LOAD_TIMEOUT", "5min", "Maximum time that a request waits for its model to be loaded";
         drain_timeout: Time, "drain-timeout" was "drain-time", "INDRIK_DRAIN_TIMEOUT", "30s", "Maximum time for running requests to finish after SIGTERM";
         grammar_workers: NonZeroU32, "grammar-workers" was "grammars", "INDRIK_GRAMMAR_WORKERS", "2", "Maximum number of grammars (response_format, tools) compiled at once; further ones wait";
         grammar_timeout: Time, "grammar-timeout" was "grammar-time", "INDRIK_GRAMMAR_TIMEOUT", "10s", "Maximum time to compile a grammar before the request is rejected with 400";
@@ -170,7 +171,7 @@ settings! {
     }
     optional {
         #[arg(short = 'm')]
-        model: String, "model", "INDRIK_MODEL", "none, required", "GGUF file, Hugging Face folder, file written by `indrik quantize`, or name in the local store";
+        model: String, "model", "INDRIK_MODEL", "none: all models of the store are loaded on demand", "GGUF file, Hugging Face folder, file written by `indrik quantize`, or name in the local store";
         name: String, "name", "INDRIK_NAME", "name of the model", "Model name in the API";
         #[arg(short = 'd')]
         device: String, "device", "INDRIK_DEVICE", "the fastest", "Device by index or part of its name";
@@ -181,9 +182,13 @@ settings! {
         kv: Kv, "kv", "INDRIK_KV", "f16", "KV cache data type: f16, f32 or int8";
         prefill_chunk: NonZeroU32, "prefill-chunk" was "chunk", "INDRIK_PREFILL_CHUNK", "depends on the device", "Maximum prefill tokens per step";
         image_tokens: NonZeroU32, "image-tokens", "INDRIK_IMAGE_TOKENS", "the model's, 280", "Maximum tokens per image (Gemma 4; trained with 70, 140, 280, 560 and 1120): more for small print, fewer for speed";
+        memory_budget: Size, "memory-budget", "INDRIK_MEMORY_BUDGET", "the memory of the device", "Memory for all loaded models together, with their KV caches";
+        unload_after: Time, "unload-after", "INDRIK_UNLOAD_AFTER", "never", "Time after its last request when a model is unloaded; otherwise only if another one needs its memory";
         api_key_file: String, "api-key-file", "INDRIK_API_KEY_FILE", "none", "File of accepted API keys, one per line; # starts a comment";
     }
     lists {
+        preload, "preload", "INDRIK_PRELOAD", "MODEL", "Further model to load at startup (repeatable)";
+        models, "models", "INDRIK_MODELS", "MODEL", "Further model that requests may name, loaded on demand; store for all models of the local store (repeatable)";
         api_key, "api-key", "INDRIK_API_KEY", "KEY", "Accepted API key (repeatable)";
         allow_host, "allow-host", "INDRIK_ALLOW_HOST", "NAME", "Host name that a local server without API keys answers to besides localhost, * for all (repeatable)";
         cors, "cors", "INDRIK_CORS", "ORIGIN", "Allowed CORS origin, * for all (repeatable)";

@@ -2,11 +2,10 @@
 
 use std::{sync::atomic::Ordering, time::Duration};
 
-use indrik::Model;
 use server::Server;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use super::{controls::Controls, load::Loading, notify};
+use super::{controls::Controls, notify};
 use crate::logging::announce;
 
 /// Listeners for SIGTERM and SIGINT.
@@ -44,19 +43,29 @@ impl Signals {
         server: Server,
         controls: &Controls,
         drain_timeout: Duration,
-        loading: Loading,
+        ready: impl Future<Output = Result<(), String>>,
     ) -> Outcome {
         let mut serving = tokio::spawn(server.run());
         let mut cancelled = None;
+        let loading = async {
+            match ready.await {
+                Ok(()) => std::future::pending().await,
+                Err(reason) => reason,
+            }
+        };
         tokio::select! {
-            // Without a signal the server ends only if loading failed.
+            reason = loading => {
+                controls.server.stop();
+                let _ = serving.await;
+                self.release(controls).await;
+                return Outcome::Failed(anyhow::anyhow!(reason));
+            }
             _ = &mut serving => {}
             () = self.next() => {
                 notify::stopping();
                 announce(format_args!(
                     "Draining running requests, for at most {drain_timeout:?}; another signal cancels them."
                 ));
-                controls.load.cancel.store(true, Ordering::Relaxed);
                 controls.server.drain();
                 tokio::select! {
                     _ = &mut serving => {}
@@ -72,30 +81,24 @@ impl Signals {
             // A panic in the task has already been reported on standard error.
             let _ = serving.await;
         }
-        let releasing = tokio::task::spawn_blocking(move || release(loading));
-        let released = tokio::select! {
-            released = releasing => released,
+        self.release(controls).await;
+        match cancelled {
+            Some(reason) => Outcome::Cancelled(reason),
+            None => Outcome::Drained,
+        }
+    }
+
+    /// Ends loads and frees the models.
+    async fn release(&mut self, controls: &Controls) {
+        let models = controls.models.clone();
+        let releasing = tokio::task::spawn_blocking(move || models.stop());
+        tokio::select! {
+            _ = releasing => {}
             () = self.next() => {
                 // The GPU or a file read hangs: cleanup would never finish.
                 announce(format_args!("Another signal received: exiting without cleanup."));
                 std::process::exit(1);
             }
-        };
-        let load_cancelled = controls.load.cancel.load(Ordering::Relaxed);
-        match (released, cancelled) {
-            // An error from a load that was cancelled is not a failure.
-            (Ok(Err(error)), None) if !load_cancelled => Outcome::Failed(error),
-            (Err(error), _) => Outcome::Failed(error.into()),
-            (_, Some(reason)) => Outcome::Cancelled(reason),
-            (_, None) => Outcome::Drained,
         }
-    }
-}
-
-/// Waits for the loading thread and frees the model.
-fn release(loading: Loading) -> anyhow::Result<()> {
-    match loading.join() {
-        Ok(loaded) => loaded.map(|model: Model| model.stop()),
-        Err(_) => anyhow::bail!("the loading thread panicked: this is a bug; please report it"),
     }
 }

@@ -4,7 +4,7 @@ use gpu::format_bytes;
 use indrik::Model;
 use serde::Serialize;
 
-use super::settings::Settings;
+use super::{settings::Settings, values::Size};
 
 /// Lines about model, device, KV cache and memory.
 pub fn model_lines(model: &Model) -> Vec<String> {
@@ -39,13 +39,13 @@ pub fn model_lines(model: &Model) -> Vec<String> {
 }
 
 /// Lines about limits, settings that were given, and warnings.
-pub fn settings_lines(settings: &Settings) -> Vec<String> {
+pub fn settings_lines(settings: &Settings, max_body_bytes: usize) -> Vec<String> {
     let mut lines = vec![format!(
         "limits   queue {} requests, {}; {} per request; {} per body; {} connections",
         settings.max_queue,
         settings.queue_timeout,
         settings.request_timeout,
-        settings.max_body_size,
+        Size(max_body_bytes),
         settings.max_connections
     )];
     let set = settings.set.iter().map(|(name, value, source)| format!("{name} {value} ({source})"));
@@ -64,7 +64,7 @@ pub fn settings_lines(settings: &Settings) -> Vec<String> {
 }
 
 /// The line that `--json` prints when the server is ready.
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 pub struct ReadyReport {
     status: &'static str,
     url: String,
@@ -79,11 +79,11 @@ pub struct ReadyReport {
 }
 
 impl ReadyReport {
-    pub fn new(model: &Model, id: &str, url: &str) -> Self {
+    pub fn new(model: &Model, id: &str) -> Self {
         let (report, capacity) = (model.load_report(), model.capacity());
         Self {
             status: "ready",
-            url: url.to_owned(),
+            url: String::new(),
             model: id.to_owned(),
             device: report.device.name.clone(),
             driver: report.device.driver.clone(),
@@ -95,8 +95,13 @@ impl ReadyReport {
         }
     }
 
-    /// Adds the time from process start to readiness.
-    pub fn ready_after(self, ready_seconds: f64) -> Self {
-        Self { ready_seconds, ..self }
+    /// The model.
+    pub fn model(&self) -> &str {
+        &self.model
+    }
+
+    /// Adds where the server listens, and the time from process start to readiness.
+    pub fn ready_at(self, url: &str, ready_seconds: f64) -> Self {
+        Self { status: "ready", url: url.to_owned(), ready_seconds, ..self }
     }
 }

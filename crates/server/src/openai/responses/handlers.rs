@@ -7,6 +7,7 @@ use axum::extract::{Path, Request, State};
 use axum::http::{HeaderMap, Uri};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
+use serde_json::Value;
 use tokio::sync::oneshot;
 
 use super::builder::ResponseBuilder;
@@ -19,7 +20,7 @@ use crate::access_log::LogEntry;
 use crate::completion::{start, wait_admitted};
 use crate::error::Error;
 use crate::response::Generation;
-use crate::state::AppState;
+use crate::state::{AppState, Context};
 
 /// Items per page.
 const DEFAULT_LIMIT: usize = 20;
@@ -33,10 +34,10 @@ pub(crate) async fn create(
     request: Request,
 ) -> Result<Response, Error> {
     let owner = app.keys.owner(request.headers());
-    let parse = move |body: &[u8], app: &AppState| parse_request(body, app, &owner);
+    let parse = move |body: Value, context: &Context| parse_request(body, context, &owner);
     let (mut generation, NewResponse { stored, stream, logprobs }) =
         start(&app, &log, request, parse).await?;
-    let tokenizer = logprobs.then(|| app.model.tokenizer.clone());
+    let tokenizer = logprobs.then(|| generation.served.model.tokenizer.clone());
     let background = stored.response.settings.background;
     let builder = ResponseBuilder::new(stored.response.clone(), tokenizer);
     let recorder = Recorder { app: app.clone(), owner, stored: stored.clone() };

@@ -23,10 +23,10 @@ use crate::error::Error;
 use crate::openai::chat::set_effort;
 use crate::openai::logprobs::MAX_CHAT_LOGPROBS;
 use crate::openai::unsupported::FIELDS;
-use crate::parse::{parse, parse_json};
+use crate::parse::parse;
 use crate::random;
 use crate::request::{Conversation, GenerationOptions, GenerationRequest, Input, ranged};
-use crate::state::AppState;
+use crate::state::{AppState, Context};
 use crate::unsupported::{Neutral, UnsupportedField, check_unsupported};
 
 /// Fields that would change the response, but are not implemented.
@@ -139,20 +139,18 @@ pub(super) struct NewResponse {
 
 /// Parses a body. The time grows with its size, so this must not run on a thread of the async runtime.
 pub(super) fn parse_request(
-    body: &[u8],
-    app: &AppState,
+    mut body: Value,
+    context: &Context,
     owner: &Owner,
 ) -> Result<(GenerationRequest, NewResponse), Error> {
-    let mut body = parse_json(body)?;
+    let Context { app, served } = context;
+    let model = &served.model;
     check_unsupported(&body, UNSUPPORTED)?;
     check_unsupported(&body, FIELDS)?;
     let input = body.get_mut("input").map(Value::take).filter(|input| !input.is_null());
     let request: CreateResponse = parse(&body)?;
-    if !app.model.is_named(&request.model) {
-        return Err(Error::UnknownModel(request.model));
-    }
     request.validate()?;
-    let base = &app.model.sampling;
+    let base = &model.sampling;
     let sampling = Sampling {
         temperature: ranged("temperature", request.temperature, 0.0, 2.0, base.temperature)?,
         // 0 keeps only the most probable token, and so does the smallest positive number.
@@ -181,11 +179,11 @@ pub(super) fn parse_request(
     }
     let Messages { messages, images, tools_used_at } =
         messages(request.instructions.as_deref(), &items, app.images.limits())?;
-    app.images.check(&app.model, &images)?;
+    app.images.check(model, &images)?;
 
     let truncation = request.truncation.unwrap_or_default();
     let settings = Settings {
-        model: app.model.id.clone(),
+        model: model.id.clone(),
         background: request.background.unwrap_or(false),
         instructions: request.instructions,
         max_output_tokens: request.max_output_tokens,

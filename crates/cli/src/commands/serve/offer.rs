@@ -1,0 +1,220 @@
+//! The models that requests may name: those given with -m, --preload and --models, or the whole store.
+
+use std::{
+    collections::HashMap,
+    path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
+    time::SystemTime,
+};
+
+use indrik::{ModelFiles, Options};
+use model::ImageProcessor;
+use server::ModelDescription;
+use store::{EntryKind, Store, StoreEntry};
+
+use super::settings::Settings;
+use crate::loading::{LoadArguments, ModelArguments};
+
+/// The name in --models that stands for all models of the store.
+const WHOLE_STORE: &str = "store";
+
+/// The models that requests may name.
+pub struct Offer {
+    settings: Settings,
+    /// By name or path, in the order in which they were given.
+    named: Vec<String>,
+    /// Whether requests may name all models of the store.
+    pub whole_store: bool,
+    /// Descriptions of files, which take a moment to read, with the time of the files' last change.
+    descriptions: Mutex<HashMap<PathBuf, (Option<SystemTime>, ModelDescription)>>,
+}
+
+/// A model whose files are open.
+pub struct OfferedModel {
+    pub files: ModelFiles,
+    pub served: server::Model,
+    pub options: Options,
+    pub context_length: u32,
+}
+
+impl Offer {
+    pub fn new(settings: Settings) -> anyhow::Result<Offer> {
+        let given = settings.model.iter().chain(&settings.preload).chain(&settings.models);
+        let mut named: Vec<String> = vec![];
+        for name in given.filter(|name| *name != WHOLE_STORE) {
+            if !named.contains(name) {
+                named.push(name.clone());
+            }
+        }
+        let whole_store = named.is_empty() || settings.models.iter().any(|name| name == WHOLE_STORE);
+        let offer = Offer { settings, named, whole_store, descriptions: Mutex::default() };
+        if offer.named.is_empty() && offer.entries().is_empty() {
+            anyhow::bail!(
+                "no model given, and the local store has none: use -m, INDRIK_MODEL or the key `model` of the settings \
+                 file; `indrik pull` lists the models that can be downloaded"
+            );
+        }
+        Ok(offer)
+    }
+
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// The models to load before requests are accepted.
+    pub fn preload(&self) -> Vec<String> {
+        self.settings.model.iter().chain(&self.settings.preload).cloned().collect()
+    }
+
+    /// Models of the store.
+    fn entries(&self) -> Vec<StoreEntry> {
+        let entries = Store::open_default().and_then(|store| store.entries()).unwrap_or_default();
+        entries.into_iter().filter(|entry| entry.kind == EntryKind::Model).collect()
+    }
+
+    /// All models, those given by name first. Files that cannot be used are left out: requests for them get the reason.
+    pub fn list(&self) -> Vec<ModelDescription> {
+        let entries = if self.whole_store { self.entries() } else { vec![] };
+        let named = self.named.iter().map(|name| (name.clone(), store::resolve_model(name).ok()));
+        let entries = entries.into_iter().map(|entry| (entry.name, Some(entry.path)));
+        let mut models: Vec<ModelDescription> = vec![];
+        for (name, path) in named.chain(entries) {
+            let Some(path) = path else { continue };
+            let Some(description) = self.describe(&name, &path) else { continue };
+            if !models.iter().any(|model| model.id == description.id) {
+                models.push(description);
+            }
+        }
+        models
+    }
+
+    fn describe(&self, name: &str, path: &Path) -> Option<ModelDescription> {
+        let modified = path.metadata().and_then(|data| data.modified()).ok();
+        let descriptions = || self.descriptions.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((seen, description)) = descriptions().get(path)
+            && *seen == modified
+        {
+            return Some(description.clone());
+        }
+        let description = match self.open(name) {
+            Ok(model) => model.description(),
+            Err(error) => {
+                tracing::debug!("{name} is not offered: {error:#}");
+                return None;
+            }
+        };
+        descriptions().insert(path.to_owned(), (modified, description.clone()));
+        Some(description)
+    }
+
+    /// The name or path of the model that a request names; `None` if there is none.
+    pub fn find(&self, name: &str) -> Option<String> {
+        if let Some(given) = self.named.iter().find(|given| *given == name) {
+            return Some(given.clone());
+        }
+        // Never a path of the machine: only names of the store.
+        let store = Store::open_default().ok().filter(|_| self.whole_store);
+        if let Some(path) = store.and_then(|store| store.resolve(name)) {
+            let is_same = |given: &&String| store::resolve_model(given).is_ok_and(|found| found == path);
+            return Some(self.named.iter().find(is_same).map_or(name, |given| given).to_owned());
+        }
+        let is_named = |given: &&String| {
+            let path = store::resolve_model(given).ok();
+            path.and_then(|path| self.describe(given, &path)).is_some_and(|model| model.is_named(name))
+        };
+        self.named.iter().find(is_named).cloned()
+    }
+
+    /// Opens a model by the name or path under which it is offered.
+    pub fn open(&self, name: &str) -> anyhow::Result<OfferedModel> {
+        let settings = &self.settings;
+        // Settings that not every model can have are for the one that was given with them.
+        let is_main = settings.model.as_deref() == Some(name);
+        let model = ModelArguments {
+            model: name.to_owned(),
+            load: LoadArguments {
+                prefill_chunk: settings.prefill_chunk.map(|chunk| chunk.get()),
+                kv: settings.kv,
+                reproducible: settings.reproducible,
+                no_images: !settings.images,
+                image_tokens: settings.image_tokens.filter(|_| is_main).map(|tokens| tokens.get()),
+                device: settings.device.clone(),
+            },
+        };
+        let files = model.open()?;
+        let context_length = match settings.context {
+            Some(context) if is_main => files.check_context_length(context.get() as usize)?,
+            Some(context) => context.get().min(files.config().max_positions),
+            None => files.default_context_length(),
+        };
+        let options = self.load_options(model.options(), context_length)?;
+        let served = self.served(name, &files, is_main)?;
+        Ok(OfferedModel { files, served, options, context_length })
+    }
+
+    fn load_options(&self, base: Options, context_length: u32) -> anyhow::Result<Options> {
+        let settings = &self.settings;
+        let tokens = settings.kv_cache_tokens.map(|tokens| tokens.get());
+        if let Some(tokens) = tokens.filter(|tokens| *tokens < context_length) {
+            anyhow::bail!(
+                "--kv-cache-tokens is {tokens}, less than the context length {context_length} of a single sequence: raise it, or lower --context"
+            );
+        }
+        Ok(Options {
+            max_sequences: settings.max_sequences.get(),
+            context_length: Some(context_length),
+            kv_cache_tokens: tokens,
+            prefix_cache: settings.prefix_cache,
+            step_timeout: settings.step_timeout.0,
+            queue_capacity: settings.max_queue,
+            serving: true,
+            ..base
+        })
+    }
+
+    /// The model in the form that the server needs.
+    fn served(&self, name: &str, files: &ModelFiles, is_main: bool) -> anyhow::Result<server::Model> {
+        let settings = &self.settings;
+        // A name in the model store is a better default than the name of its file.
+        let store_name =
+            Some(name.to_owned()).filter(|name| !name.contains('/') && !Path::new(name).exists());
+        // Requests may use the name that `indrik models` lists, and the one given here.
+        let listed = self.entries().into_iter().find(|entry| entry.path == files.path());
+        let listed = listed.map(|entry| entry.name);
+        let default = if self.named.iter().any(|given| given == name) { &store_name } else { &listed };
+        let id = settings.name.clone().filter(|_| is_main).or_else(|| default.clone());
+        let mut served = files.served_as(id)?;
+        if settings.pan_and_scan {
+            let with_crops = served.images.clone().map(ImageProcessor::with_pan_and_scan);
+            served.images = match with_crops {
+                Ok(Err(reason)) if is_main => anyhow::bail!("--pan-and-scan: {reason} (--image-tokens)"),
+                Ok(Ok(processor)) => Ok(processor),
+                _ => served.images,
+            };
+        }
+        if !settings.images {
+            served.images = Err("images are turned off (--images=false)".to_owned());
+        }
+        for name in listed.into_iter().chain(store_name) {
+            if name != served.id && !served.aliases.contains(&name) {
+                served.aliases.push(name);
+            }
+        }
+        Ok(served)
+    }
+}
+
+impl OfferedModel {
+    /// What requests may know of it.
+    pub fn description(&self) -> ModelDescription {
+        let path = self.files.path();
+        ModelDescription {
+            id: self.served.id.clone(),
+            aliases: self.served.aliases.clone(),
+            created: self.served.created,
+            file_bytes: path.metadata().map_or(0, |data| data.len()),
+            context_length: Some(self.context_length),
+            takes_images: self.served.images.is_ok(),
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! The models of a server: one that is loaded already, or several that are loaded when requests name them.
+
+mod lease;
+mod pool;
+mod state;
+
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use engine::Status;
+
+use crate::config::Model;
+use crate::generator::{Gauge, Generator};
+use crate::stats::HardwareStats;
+
+pub(crate) use lease::Lease;
+pub use pool::Pool;
+pub(crate) use pool::{LoadState, ModelState};
+
+/// The models that a server offers.
+pub struct Models {
+    pub(crate) source: Source,
+    pub(crate) machine: Option<Arc<dyn Machine>>,
+}
+
+/// Where models come from.
+pub(crate) enum Source {
+    /// One model, which stays loaded.
+    One(Box<LoadedModel>),
+    /// Models that are loaded when they are needed.
+    OnDemand(Arc<dyn ModelLoader>, PoolOptions),
+}
+
+impl Models {
+    /// One model, which is loaded already and stays loaded.
+    pub fn one(model: LoadedModel) -> Models {
+        Models { source: Source::One(Box::new(model)), machine: None }
+    }
+
+    /// Models that are loaded when requests name them, and unloaded when others need their memory.
+    pub fn on_demand(loader: Arc<dyn ModelLoader>, options: PoolOptions) -> Models {
+        Models { source: Source::OnDemand(loader, options), machine: None }
+    }
+
+    /// Adds the machine to `/metrics` and `/stats`.
+    pub fn with_machine(self, machine: Arc<dyn Machine>) -> Models {
+        Models { machine: Some(machine), ..self }
+    }
+}
+
+/// How models share the memory of a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolOptions {
+    /// Models to load before requests are accepted, by name.
+    pub preload: Vec<String>,
+    /// Bytes for all loaded models together.
+    pub memory_budget: u64,
+    /// Time after its last request when a model is unloaded. `None`: only when another one needs its memory.
+    pub keep_alive: Option<Duration>,
+    /// Maximum time that a request waits for its model.
+    pub load_timeout: Duration,
+}
+
+impl Default for PoolOptions {
+    fn default() -> PoolOptions {
+        PoolOptions {
+            preload: vec![],
+            memory_budget: u64::MAX,
+            keep_alive: None,
+            load_timeout: Duration::from_secs(300),
+        }
+    }
+}
+
+/// The machine that runs the models. Its methods may block.
+pub trait Machine: Send + Sync + 'static {
+    /// Additional gauges for `/metrics`.
+    fn gauges(&self, status: &Status) -> Vec<Gauge>;
+
+    /// The device and the machine, for `/stats`.
+    fn hardware(&self, status: &Status) -> HardwareStats;
+}
+
+/// A model that requests may name, loaded or not.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ModelDescription {
+    /// Name in the API.
+    pub id: String,
+    /// Other names that requests may use.
+    pub aliases: Vec<String>,
+    /// Creation time in seconds since 1970.
+    pub created: u64,
+    /// Size of its files in bytes; 0 if unknown.
+    pub file_bytes: u64,
+    /// Context length in tokens, if it is known without loading.
+    pub context_length: Option<u32>,
+    /// Whether prompts may contain images.
+    pub takes_images: bool,
+}
+
+impl ModelDescription {
+    /// The description of a loaded model.
+    pub(crate) fn of(model: &Model, generator: &dyn Generator) -> ModelDescription {
+        ModelDescription {
+            id: model.id.clone(),
+            aliases: model.aliases.clone(),
+            created: model.created,
+            file_bytes: 0,
+            context_length: Some(generator.context_length()),
+            takes_images: model.images.is_ok(),
+        }
+    }
+
+    /// Whether requests may use this name for the model.
+    pub fn is_named(&self, name: &str) -> bool {
+        self.id == name || self.aliases.iter().any(|alias| alias == name)
+    }
+}
+
+/// Finds and loads models.
+pub trait ModelLoader: Send + Sync + 'static {
+    /// The models that requests may name. May block.
+    fn list(&self) -> Vec<ModelDescription>;
+
+    /// Opens the files of a model; `None` if no model has this name. May block.
+    fn open(&self, name: &str) -> Result<Option<Box<dyn OpenModel>>, String>;
+}
+
+/// A model whose files are open.
+pub trait OpenModel: Send + 'static {
+    /// Its names.
+    fn description(&self) -> &ModelDescription;
+
+    /// Bytes of device memory that the model takes once it is loaded.
+    fn memory(&self) -> u64;
+
+    /// Loads the model. Dropping the result must free its memory.
+    fn load(self: Box<Self>, progress: &LoadControl) -> Result<LoadedModel, String>;
+}
+
+/// A model in device memory.
+pub struct LoadedModel {
+    /// What requests need to know of it.
+    pub model: Model,
+    /// Its engine.
+    pub generator: Arc<dyn Generator>,
+    /// What else belongs to it, dropped after the generator.
+    pub(crate) resources: Option<Box<dyn Any + Send + Sync>>,
+}
+
+impl LoadedModel {
+    /// A model that consists of its engine.
+    pub fn new(model: Model, generator: Arc<dyn Generator>) -> LoadedModel {
+        LoadedModel { model, generator, resources: None }
+    }
+
+    /// Keeps something as long as the model is loaded.
+    pub fn keeping(self, resources: impl Any + Send + Sync) -> LoadedModel {
+        LoadedModel { resources: Some(Box::new(resources)), ..self }
+    }
+}
+
+/// Progress of a load, and whether it was cancelled.
+#[derive(Debug, Default)]
+pub struct LoadControl {
+    stage: Mutex<String>,
+    cancelled: AtomicBool,
+}
+
+impl LoadControl {
+    /// Sets the stage that `/ready` shows.
+    pub fn set_stage(&self, stage: impl fmt::Display) {
+        *self.stage.lock().unwrap_or_else(PoisonError::into_inner) = stage.to_string();
+    }
+
+    /// Whether the load should end early, with any result.
+    pub fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn cancel(&self) {
+        self.cancelled.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn stage(&self) -> String {
+        self.stage.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}

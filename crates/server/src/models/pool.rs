@@ -1,0 +1,411 @@
+//! Loads models when requests name them, and unloads them when others need their memory.
+
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::Duration;
+
+use engine::{Capacity, RecentStats, Status, SubmitError};
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+
+use super::state::{Effect, Slot, SlotPhase, State, Waiter};
+use super::{Lease, LoadControl, ModelDescription, ModelLoader, OpenModel, PoolOptions, Source};
+use crate::completion::blocking;
+use crate::config::Config;
+use crate::error::Error;
+use crate::served::ServedModel;
+
+/// The models of a server. Clones share them.
+#[derive(Clone)]
+pub struct Pool(Arc<Inner>);
+
+struct Inner {
+    loader: Option<Arc<dyn ModelLoader>>,
+    load_timeout: Duration,
+    config: Config,
+    state: Mutex<State>,
+    /// Notified whenever a model was unloaded or a load has ended.
+    changed: Condvar,
+    /// For timers: models are released on threads of their own, too.
+    runtime: OnceLock<Handle>,
+    /// Models that have to be loaded before the server is ready.
+    starting: Mutex<Vec<String>>,
+}
+
+/// How far a model is loaded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum LoadState {
+    /// Waits for memory.
+    Waiting,
+    /// With the stage.
+    Loading(String),
+    Ready,
+    /// In use, and unloaded after that.
+    Draining,
+    Unloading,
+}
+
+/// A model that is loaded, or will be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ModelState {
+    pub(crate) id: String,
+    pub(crate) state: LoadState,
+    /// Memory that it takes.
+    pub(crate) bytes: u64,
+    /// Requests that use it.
+    pub(crate) requests: usize,
+    /// Time after the last request when it is unloaded.
+    pub(crate) keep_alive: Option<Duration>,
+}
+
+/// What `/stats` shows of the model that was used last.
+pub(crate) struct CurrentModel {
+    pub(crate) id: String,
+    pub(crate) context_length: u32,
+    pub(crate) recent: RecentStats,
+    pub(crate) capacity: Option<Capacity>,
+}
+
+impl Pool {
+    pub(crate) fn new(source: Source, config: &Config) -> io::Result<Pool> {
+        let (loader, options, loaded) = match source {
+            Source::One(model) => {
+                let served = Arc::new(ServedModel::new(*model, config)?);
+                (None, PoolOptions::default(), Some(served))
+            }
+            Source::OnDemand(loader, options) => (Some(loader), options, None),
+        };
+        let mut state = State::new(options.memory_budget, options.keep_alive);
+        loaded.into_iter().for_each(|model| state.add_loaded(model));
+        Ok(Pool(Arc::new(Inner {
+            loader,
+            load_timeout: options.load_timeout,
+            config: config.clone(),
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            runtime: OnceLock::new(),
+            starting: Mutex::new(options.preload),
+        })))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A model that is loaded; `None` if it has to be loaded first, or does not exist.
+    pub(crate) fn try_acquire(&self, name: &str) -> Option<Lease> {
+        let model = self.state().acquire(name)?;
+        Some(Lease::new(model, self.clone()))
+    }
+
+    /// A model by one of its names. Loads it if need be, as soon as there is memory.
+    pub(crate) async fn acquire(&self, name: &str) -> Result<Lease, Error> {
+        let _ = self.0.runtime.set(Handle::current());
+        if let Some(lease) = self.try_acquire(name) {
+            return Ok(lease);
+        }
+        let Some(loader) = self.0.loader.clone() else { return Err(Error::UnknownModel(name.to_owned())) };
+        let (waiter, granted) = oneshot::channel();
+        let joined = self.state().wait(name, waiter);
+        if let Err(waiter) = joined {
+            let asked = name.to_owned();
+            let opened = blocking(move || Ok(loader.open(&asked))).await?;
+            match opened {
+                Ok(Some(model)) => self.enqueue(model, waiter)?,
+                Ok(None) => return Err(Error::UnknownModel(name.to_owned())),
+                Err(reason) => return Err(Error::ModelUnavailable { model: name.to_owned(), reason }),
+            }
+        }
+        let timeout = self.0.load_timeout;
+        match tokio::time::timeout(timeout, granted).await {
+            Ok(Ok(granted)) => granted,
+            Ok(Err(_)) => Err(Error::Internal),
+            Err(_) => {
+                let reason = format!("it was not loaded within {} s: try again later", timeout.as_secs_f64());
+                Err(Error::ModelUnavailable { model: name.to_owned(), reason })
+            }
+        }
+    }
+
+    /// Adds a request for a model that is not loaded.
+    fn enqueue(&self, model: Box<dyn OpenModel>, waiter: Waiter) -> Result<(), Error> {
+        let effects = {
+            let mut state = self.state();
+            let (id, bytes) = (model.description().id.clone(), model.memory());
+            if state.is_stopped {
+                return Err(Error::shutting_down());
+            }
+            if bytes > state.memory_budget {
+                let reason = format!(
+                    "it needs {} of memory, but all models together may take {}: choose a smaller one or a smaller \
+                     context, or raise --memory-budget",
+                    gigabytes(bytes),
+                    gigabytes(state.memory_budget)
+                );
+                return Err(Error::ModelUnavailable { model: id, reason });
+            }
+            // Another request may have come first, also by another name.
+            match (state.acquire(&id), waiter) {
+                (Some(ready), waiter) => vec![Effect::Grant(waiter, ready)],
+                (None, waiter) => {
+                    if let Err(waiter) = state.wait(&id, waiter) {
+                        state.enqueue(model, waiter);
+                    }
+                    state.advance()
+                }
+            }
+        };
+        self.run(effects);
+        Ok(())
+    }
+
+    pub(super) fn release(&self, id: &str) {
+        let effects = self.state().release(id);
+        self.run(effects);
+    }
+
+    /// Sets when a loaded model is unloaded after its last use; `None`: only if its memory is needed. Takes effect when
+    /// the requests that use it end.
+    #[allow(dead_code, reason = "Ollama's API will use it")]
+    pub(crate) fn set_keep_alive(&self, name: &str, keep_alive: Option<Duration>) {
+        if let Some(slot) = self.state().slot(name) {
+            slot.keep_alive = keep_alive;
+        }
+    }
+
+    fn run(&self, effects: Vec<Effect>) {
+        for effect in effects {
+            match effect {
+                // If the request is gone, the lease is dropped.
+                Effect::Grant(waiter, model) => drop(waiter.send(Ok(Lease::new(model, self.clone())))),
+                Effect::Load(model, control) => self.start_load(model, control),
+                Effect::Unload(model) => self.start_unload(model),
+                Effect::Expire { id, last_use, after } => self.start_timer(id, last_use, after),
+            }
+        }
+    }
+
+    fn start_load(&self, model: Box<dyn OpenModel>, control: Arc<LoadControl>) {
+        let id = model.description().id.clone();
+        let (pool, name) = (self.clone(), id.clone());
+        tracing::info!(model = id, "loading the model");
+        let work = move || {
+            let loaded = catch_unwind(AssertUnwindSafe(|| model.load(&control)));
+            let loaded = loaded.unwrap_or_else(|_| Err("loading it panicked: this is a bug".to_owned()));
+            let served = loaded.and_then(|loaded| {
+                ServedModel::new(loaded, &pool.0.config).map_err(|error| error.to_string())
+            });
+            pool.loaded(&name, served);
+        };
+        if let Err(error) = std::thread::Builder::new().name("load".into()).spawn(work) {
+            self.loaded(&id, Err(error.to_string()));
+        }
+    }
+
+    fn loaded(&self, id: &str, served: Result<ServedModel, String>) {
+        let (served, reason) = match served {
+            Ok(served) => (Some(Arc::new(served)), String::new()),
+            Err(reason) => (None, reason),
+        };
+        match &served {
+            Some(_) => tracing::info!(model = id, "the model is loaded"),
+            None => tracing::warn!(model = id, reason, "the model could not be loaded"),
+        }
+        let (failed, effects) = self.state().loaded(id, served);
+        let error = Error::ModelUnavailable { model: id.to_owned(), reason };
+        failed.into_iter().for_each(|waiter| drop(waiter.send(Err(error.clone()))));
+        self.0.changed.notify_all();
+        self.run(effects);
+    }
+
+    fn start_unload(&self, model: Arc<ServedModel>) {
+        let (pool, id) = (self.clone(), model.model.id.clone());
+        tracing::info!(model = id, "unloading the model");
+        self.retire(&model.generator.status());
+        let spawned = Arc::new(Mutex::new(Some(model)));
+        let moved = spawned.clone();
+        let work = move || {
+            // Stops the engine's thread and frees the memory, which takes a moment.
+            drop(moved.lock().unwrap_or_else(PoisonError::into_inner).take());
+            pool.unloaded(&id);
+        };
+        let id = match std::thread::Builder::new().name("unload".into()).spawn(work) {
+            Ok(_) => return,
+            Err(_) => spawned.lock().unwrap_or_else(PoisonError::into_inner).take(),
+        };
+        // Without a thread, it is freed here.
+        if let Some(model) = id {
+            let id = model.model.id.clone();
+            drop(model);
+            self.unloaded(&id);
+        }
+    }
+
+    fn retire(&self, status: &Status) {
+        self.state().retired.add_counters(status);
+    }
+
+    fn unloaded(&self, id: &str) {
+        let effects = self.state().unloaded(id);
+        self.0.changed.notify_all();
+        self.run(effects);
+    }
+
+    fn start_timer(&self, id: String, last_use: u64, after: Duration) {
+        let Some(runtime) = self.0.runtime.get() else { return };
+        let pool: Weak<Inner> = Arc::downgrade(&self.0);
+        runtime.spawn(async move {
+            tokio::time::sleep(after).await;
+            if let Some(pool) = pool.upgrade().map(Pool) {
+                let effects = pool.state().expire(&id, last_use);
+                pool.run(effects);
+            }
+        });
+    }
+
+    /// Loads the models of [`PoolOptions::preload`]. Until this returns, requests are refused.
+    pub async fn preload(&self) -> Result<(), String> {
+        // Each is removed from the list once it is loaded.
+        while let Some(name) = self.first_starting() {
+            let loaded = self.acquire(&name).await;
+            loaded.map_err(|error| match error {
+                Error::ModelUnavailable { reason, .. } => reason,
+                error => error.to_string(),
+            })?;
+            self.starting().remove(0);
+        }
+        Ok(())
+    }
+
+    fn first_starting(&self) -> Option<String> {
+        self.starting().first().cloned()
+    }
+
+    fn starting(&self) -> MutexGuard<'_, Vec<String>> {
+        self.0.starting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Cancels loads and frees the models, and waits until that is done. Requests that still use a model keep it.
+    pub fn stop(&self) {
+        let (waiters, effects) = self.state().stop();
+        waiters.into_iter().for_each(|waiter| drop(waiter.send(Err(Error::shutting_down()))));
+        self.run(effects);
+        let is_busy = |slot: &Slot| {
+            slot.leases == 0 && matches!(slot.phase, SlotPhase::Loading { .. } | SlotPhase::Unloading)
+        };
+        let mut state = self.state();
+        while state.slots.iter().any(is_busy) {
+            state = self.0.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Reason that requests are not accepted now; `None` if they are.
+    pub(crate) fn not_ready(&self) -> Option<String> {
+        let starting = self.first_starting();
+        let mut state = self.state();
+        if let Some(name) = starting {
+            let stage = match state.slot(&name).map(|slot| &slot.phase) {
+                Some(SlotPhase::Loading { control, .. }) => control.stage(),
+                _ => String::new(),
+            };
+            return Some(if stage.is_empty() { "the model is loading".to_owned() } else { stage });
+        }
+        state.ready().find_map(|model| model.generator.not_ready())
+    }
+
+    /// The error that any submission would get now, such as a full queue.
+    pub(crate) fn would_reject(&self) -> Option<SubmitError> {
+        // With several models it depends on the request.
+        match self.0.loader {
+            None => self.state().ready().find_map(|model| model.generator.would_reject()),
+            Some(_) => None,
+        }
+    }
+
+    /// Whether the GPU responds, asked with the model that was used last; true if none is loaded.
+    pub(crate) async fn probe(&self) -> bool {
+        let id = self.state().current().map(|slot| slot.description.id.clone());
+        let lease = id.and_then(|id| self.try_acquire(&id));
+        match lease {
+            Some(lease) => lease.generator.probe().await,
+            None => true,
+        }
+    }
+
+    /// Counters and gauges of all models together.
+    pub(crate) fn status(&self) -> Status {
+        let mut state = self.state();
+        let mut status = state.retired.clone();
+        state.ready().for_each(|model| status.add(&model.generator.status()));
+        status
+    }
+
+    /// The model that was used last.
+    pub(crate) fn current(&self) -> Option<CurrentModel> {
+        let mut state = self.state();
+        let slot = state.current()?;
+        let (SlotPhase::Ready(model) | SlotPhase::Draining(model)) = &slot.phase else { return None };
+        let generator = &model.generator;
+        Some(CurrentModel {
+            id: slot.description.id.clone(),
+            context_length: generator.context_length(),
+            recent: generator.recent(),
+            capacity: generator.capacity(),
+        })
+    }
+
+    /// The models that are loaded or wait for it.
+    pub(crate) fn states(&self) -> Vec<ModelState> {
+        let state = self.state();
+        let slots = state.slots.iter().map(|slot| ModelState {
+            id: slot.description.id.clone(),
+            state: match &slot.phase {
+                SlotPhase::Loading { control, .. } => LoadState::Loading(control.stage()),
+                SlotPhase::Ready(_) => LoadState::Ready,
+                SlotPhase::Draining(_) => LoadState::Draining,
+                SlotPhase::Unloading => LoadState::Unloading,
+            },
+            bytes: slot.bytes,
+            requests: slot.leases,
+            keep_alive: slot.keep_alive,
+        });
+        let waiting = state.queue.iter().map(|pending| ModelState {
+            id: pending.model.description().id.clone(),
+            state: LoadState::Waiting,
+            bytes: pending.model.memory(),
+            requests: 0,
+            keep_alive: None,
+        });
+        slots.chain(waiting).collect()
+    }
+
+    /// The models that requests may name.
+    pub(crate) async fn list(&self) -> Result<Vec<ModelDescription>, Error> {
+        match self.0.loader.clone() {
+            Some(loader) => blocking(move || Ok(loader.list())).await,
+            None => Ok(self.state().slots.iter().map(|slot| slot.description.clone()).collect()),
+        }
+    }
+}
+
+/// Bytes in gigabytes.
+fn gigabytes(bytes: u64) -> String {
+    format!("{:.1} GB", bytes as f64 / 1e9)
+}
+
+impl State {
+    /// The models that are loaded.
+    fn ready(&mut self) -> impl Iterator<Item = &Arc<ServedModel>> {
+        self.slots.iter().filter_map(|slot| match &slot.phase {
+            SlotPhase::Ready(model) | SlotPhase::Draining(model) => Some(model),
+            SlotPhase::Loading { .. } | SlotPhase::Unloading => None,
+        })
+    }
+
+    /// The loaded model that was used last.
+    fn current(&mut self) -> Option<&Slot> {
+        let is_loaded = |slot: &&Slot| matches!(slot.phase, SlotPhase::Ready(_) | SlotPhase::Draining(_));
+        self.slots.iter().filter(is_loaded).max_by_key(|slot| slot.last_use)
+    }
+}
