@@ -1,6 +1,6 @@
 //! Items, which the input and the output of responses consist of.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use serde::{Serialize, Serializer};
 use utoipa::ToSchema;
@@ -16,6 +16,10 @@ pub(crate) struct Item {
     pub(super) status: ItemStatus,
     #[serde(flatten)]
     pub(super) kind: ItemKind,
+    /// Length as JSON, measured once: items of a long conversation are stored with each of its responses.
+    #[serde(skip)]
+    #[schema(ignore)]
+    pub(super) json_length: OnceLock<usize>,
 }
 
 #[derive(Clone, Copy, Debug, Serialize, PartialEq, Eq, ToSchema)]
@@ -130,7 +134,7 @@ impl Item {
             ItemKind::FunctionCallOutput { .. } => "fco_",
             ItemKind::Reasoning { .. } => "rs_",
         };
-        Item { id: format!("{prefix}{}", random::id()), status, kind }
+        Item { id: format!("{prefix}{}", random::id()), status, kind, json_length: OnceLock::new() }
     }
 
     /// The last part of its content, if it has content.

@@ -85,7 +85,7 @@ struct Measured {
 
 impl Measured {
     fn new(stored: StoredResponse) -> Measured {
-        let item_bytes: Vec<usize> = stored.items().map(|item| json_length(&**item)).collect();
+        let item_bytes: Vec<usize> = stored.items().map(|item| item_length(item)).collect();
         let output: usize = item_bytes.iter().rev().take(stored.response.output.len()).sum();
         let pointers = size_of::<Arc<Item>>() * item_bytes.len();
         let bytes = json_length(&stored.response).saturating_sub(output) + pointers;
@@ -227,6 +227,10 @@ impl State {
         }
         entry.task.as_ref().inspect(|task| task.abort());
     }
+}
+
+fn item_length(item: &Item) -> usize {
+    *item.json_length.get_or_init(|| json_length(item))
 }
 
 /// Length of a value as JSON.
