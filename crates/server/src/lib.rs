@@ -90,6 +90,7 @@ mod state;
 pub mod stats;
 mod timing;
 mod tools;
+mod truncation;
 mod unsupported;
 mod webui;
 

@@ -48,8 +48,8 @@ pub(crate) trait EventWriter: Send + 'static {
     /// Events after the last part.
     fn end(&mut self) -> Vec<Event>;
 
-    /// The last event of a stream that fails.
-    fn error(&self, error: &Error) -> Event;
+    /// The last events of a stream that fails.
+    fn error(&mut self, error: &Error) -> Vec<Event>;
 
     /// Sent while there are no new tokens; a comment by default.
     fn keep_alive(&self) -> KeepAlive {
@@ -132,7 +132,7 @@ impl<W: EventWriter> EventSource<W> {
                     self.parts.clear();
                     self.finished = true;
                     self.log.set_outcome(error.code());
-                    return Some(self.writer.error(&error));
+                    self.queued.extend(self.writer.error(&error));
                 }
                 None => {
                     self.finished = true;

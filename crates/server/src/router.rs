@@ -24,7 +24,7 @@ use crate::config::Config;
 use crate::error::Error;
 use crate::metrics;
 use crate::models::{LoadState, ModelState, Models, Pool};
-use crate::openai;
+use crate::openai::{self, responses};
 use crate::openapi;
 use crate::phase::Phase;
 use crate::state::AppState;
@@ -34,6 +34,7 @@ use crate::webui::webui;
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
 const EMBEDDINGS: &str = "/v1/embeddings";
+const RESPONSES: &str = "/v1/responses";
 const MESSAGES: &str = "/v1/messages";
 const COUNT_TOKENS: &str = "/v1/messages/count_tokens";
 
@@ -52,6 +53,10 @@ pub(crate) fn routes(
         .route(CHAT, post(openai::chat).route_layer(checked.clone()))
         .route(COMPLETIONS, post(openai::completions).route_layer(checked.clone()))
         .route(EMBEDDINGS, post(openai::embeddings).route_layer(checked_count.clone()))
+        .route(RESPONSES, post(responses::create).route_layer(checked.clone()))
+        .route("/v1/responses/{id}", get(responses::retrieve).delete(responses::delete))
+        .route("/v1/responses/{id}/cancel", post(responses::cancel))
+        .route("/v1/responses/{id}/input_items", get(responses::input_items))
         .route(MESSAGES, post(anthropic::messages).route_layer(checked))
         .route(COUNT_TOKENS, post(anthropic::count_tokens).route_layer(checked_count))
         .route("/v1/models", get(list_models))
@@ -177,8 +182,14 @@ async fn check_generation(State(app): State<Arc<AppState>>, request: Request, ne
 
 async fn method_not_allowed(State(app): State<Arc<AppState>>, request: Request) -> Response {
     let (method, path) = (request.method().to_string(), request.uri().path().to_owned());
-    let takes_body = [CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, COUNT_TOKENS].contains(&path.as_str());
-    let allowed = if takes_body { "POST" } else { "GET, HEAD" };
+    let allowed = match path.as_str() {
+        CHAT | COMPLETIONS | EMBEDDINGS | RESPONSES | MESSAGES | COUNT_TOKENS => "POST",
+        path => match path.strip_prefix(RESPONSES).and_then(|rest| rest.rsplit_once('/')) {
+            Some(("", _)) => "GET, HEAD, DELETE",
+            Some((_, "cancel")) => "POST",
+            _ => "GET, HEAD",
+        },
+    };
     app.bodies.refuse(request, Error::MethodNotAllowed { method, path, allowed })
 }
 

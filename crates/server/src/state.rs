@@ -13,6 +13,7 @@ use crate::host::HostCheck;
 use crate::images::ImageLoader;
 use crate::metrics::Metrics;
 use crate::models::{Lease, Machine, Models, Pool};
+use crate::openai::responses::ResponseStore;
 use crate::phase::Phase;
 use crate::stats::MAX_STREAMS;
 
@@ -25,6 +26,7 @@ pub(crate) struct AppState {
     pub(crate) models: Pool,
     pub(crate) machine: Option<Arc<dyn Machine>>,
     pub(crate) images: ImageLoader,
+    pub(crate) responses: ResponseStore,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) phase: watch::Receiver<Phase>,
     /// Streams of statistics that may still be opened.
@@ -54,6 +56,7 @@ impl AppState {
             models: Pool::new(models.source, &config)?,
             machine: models.machine,
             images: ImageLoader::new(&config),
+            responses: ResponseStore::new(&config),
             metrics: Arc::default(),
             config,
             phase,

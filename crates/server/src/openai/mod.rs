@@ -2,6 +2,8 @@
 //! into those of the engine, and responses (`response`, `logprobs`, `timings`, `error`), which `writer` makes of their
 //! output. `embeddings` is apart: it needs no engine.
 //!
+//! `responses` is the Responses API; what follows is true of the other two endpoints.
+//!
 //! A body is parsed to JSON once and read twice: as [`Options`], the fields that both endpoints share, and as the
 //! fields of its endpoint. (One type with a flattened field would lose the path of an error.) Unknown fields
 //! are ignored, as OpenAI does, except those of other servers that would change the response (`unsupported`); a known
@@ -18,6 +20,7 @@ mod logprobs;
 mod options;
 mod request;
 mod response;
+pub(crate) mod responses;
 mod timings;
 pub(crate) mod tools;
 mod unsupported;

@@ -460,6 +460,15 @@ impl Fixture {
         read_response(request.header(header.0, header.1).send(body).expect("a response"))
     }
 
+    pub fn delete(&self, path: &str) -> HttpResponse {
+        read_response(self.agent.delete(self.url(path)).call().expect("a response"))
+    }
+
+    pub fn delete_with(&self, path: &str, header: (&str, &str)) -> HttpResponse {
+        let request = self.agent.delete(self.url(path)).header(header.0, header.1);
+        read_response(request.call().expect("a response"))
+    }
+
     /// The data lines of a stream, as text.
     pub fn stream(&self, path: &str, body: &Value) -> Vec<String> {
         let request = self.agent.post(self.url(path)).content_type("application/json");
@@ -543,6 +552,11 @@ pub fn chat(more: Value) -> Value {
 pub fn message(more: Value) -> Value {
     let say = json!([{ "role": "user", "content": "say" }]);
     merged(json!({ "model": MODEL, "max_tokens": 1000, "messages": say }), more)
+}
+
+/// A request to `/v1/responses` with a text and these additional fields.
+pub fn response(more: Value) -> Value {
+    merged(json!({ "model": MODEL, "input": "say" }), more)
 }
 
 /// A completion request with these additional fields.
