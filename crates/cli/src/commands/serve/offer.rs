@@ -283,11 +283,6 @@ impl OfferedModel {
             },
         }
     }
-
-    /// Whether prompts may contain images.
-    pub fn takes_images(&self) -> bool {
-        self.description().takes_images
-    }
 }
 
 fn file_bytes(path: &Path) -> u64 {
