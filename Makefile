@@ -45,7 +45,7 @@ test: setup lint ## run everything that must pass before a change lands; needs n
 	# Builds the binary that pulls the models too, with the same features as the tests: nothing is compiled twice.
 	cargo test $(no_shader_compiler) --no-run
 	@$(pull_test_models)
-	$(call export_path,GGUF,test-model) $(call export_path,SMOLLM2,test-smollm2) $(call export_path,QWEN,test-qwen) cargo test $(no_shader_compiler)
+	$(call export_path,GGUF,test-model) $(call export_path,SMOLLM2,test-smollm2) $(call export_path,QWEN,test-qwen) $(call export_path,MINILM,test-minilm) cargo test $(no_shader_compiler)
 	scripts/clients.sh
 
 # Exports the path of a real model for tests, if there is one.
@@ -74,14 +74,15 @@ model:
 	cargo build
 	@$(pull_test_models)
 
-pull_test_models = mkdir -p target && : > target/test-model && : > target/test-smollm2 && \
+pull_test_models = mkdir -p target && : > target/test-model && : > target/test-smollm2 && : > target/test-minilm && \
 	{ $(call fetch,gemma3:270m,test-model); } && { $(call fetch,smollm2,test-smollm2); } && \
+	{ $(call fetch,all-minilm,test-minilm); } && \
 	target/debug/indrik models --json | sed -n 's/^ *"path": "\(.*qwen2\.5-coder@1\.5b\.gguf\)",*$$/\1/p' > target/test-qwen
 
 models: setup model ## pull the optional test model too: Qwen2.5-Coder 1.5B (1.04 GiB)
 	$(call fetch,qwen2.5-coder:1.5b,test-qwen)
 
-fetch = target/debug/indrik pull $(1) && target/debug/indrik pull $(1) --json | sed -n 's/^ *"path": "\(.*\)",*$$/\1/p' > target/$(2) \
+fetch = target/debug/indrik pull $(1) && target/debug/indrik pull $(1) --json | sed -n 's/^ *"path": "\(\/.*\)",*$$/\1/p' > target/$(2) \
 	|| [ "$(CI)" != true ]
 
 recording: setup ## record docs/demo.svg, the recording in README.md, from a real run (needs Python 3)
