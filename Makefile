@@ -51,8 +51,9 @@ test: setup lint ## run everything that must pass before a change lands; needs n
 # Exports the path of a real model for tests, if there is one.
 export_path = path=$$(cat target/$(2) 2>/dev/null); [ -z "$$path" ] || export INDRIK_TEST_$(1)="$$path";
 
-clients: setup model ## test the server with OpenAI's and Anthropic's Python and npm packages and schemathesis; tool calls too after `make models`
+clients: setup model ## test the server with OpenAI's and Anthropic's Python and npm packages, schemathesis, and programs such as LangChain and Open WebUI; a real model's tool calls too after `make models`
 	$(call export_path,QWEN,test-qwen) scripts/clients.sh
+	scripts/programs.sh target/debug/indrik
 
 soak: setup ## the long tests: load for INDRIK_SOAK=1800 seconds (`make test` has 40 of them), all kernels for RDNA3, the shader compiler, all models in all settings, random cases, long inputs
 	cargo clippy -p indrik-shaders --all-targets
