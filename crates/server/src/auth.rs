@@ -45,7 +45,7 @@ pub(crate) fn cors_layer(origins: &[String]) -> std::io::Result<Option<CorsLayer
         return Ok(None);
     }
     let layer = CorsLayer::new()
-        .allow_methods([Method::GET, Method::POST])
+        .allow_methods([Method::GET, Method::POST, Method::DELETE])
         // Client libraries send headers of their own (x-stainless-*); access is controlled by the API key.
         .allow_headers(AllowHeaders::mirror_request())
         .expose_headers([

@@ -1,5 +1,7 @@
 //! `/openapi.json`, generated from the types that requests are parsed with.
 
+mod ollama;
+
 use serde_json::{Map, Value, json};
 use utoipa::{PartialSchema, ToSchema};
 
@@ -12,6 +14,7 @@ use crate::openai::{
     ModelInfo, ModelList, Options, TextChoice, TextLogprobs,
 };
 use crate::request::{MAX_BIASES, MAX_STOPS};
+use crate::tokenize::{DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse};
 use crate::tools::MAX_TOOLS;
 
 /// Names of schemas.
@@ -22,7 +25,7 @@ const TOKEN_COUNT: &str = "TokenCount";
 
 /// The OpenAPI document of a server with models of these names, and the limits of its only model and of the server.
 pub(crate) fn document(names: &[&String], model: Option<&Model>, config: &Config) -> Value {
-    json!({
+    let mut document = json!({
         // The first version that describes server-sent events.
         "openapi": "3.2.0",
         "info": { "title": "Indrik", "version": env!("CARGO_PKG_VERSION"), "license": { "name": "MIT OR Apache-2.0" } },
@@ -79,7 +82,21 @@ pub(crate) fn document(names: &[&String], model: Option<&Model>, config: &Config
                 "x-api-key": { "type": "apiKey", "in": "header", "name": "x-api-key" },
             },
         },
-    })
+    });
+    let paths = document["paths"].as_object_mut().expect("an object");
+    add_tokenization(paths);
+    ollama::add_paths(paths);
+    document
+}
+
+fn add_tokenization(paths: &mut Map<String, Value>) {
+    let mut add = |path: &str, summary: &str, body: &str, ok: &str| {
+        let mut operation = operation(summary, json!({ "200": response("The result", ok) }), true);
+        operation["requestBody"] = request_body(&reference(body));
+        paths.insert(path.to_owned(), json!({ "post": operation }));
+    };
+    add("/tokenize", "Turn text or messages into tokens", "TokenizeRequest", "TokenizeResponse");
+    add("/detokenize", "Turn tokens into text", "DetokenizeRequest", "DetokenizeResponse");
 }
 
 /// A path that takes [`Options`] and `T`, and responds with one of `schemas`: a completion, or a stream of chunks.
@@ -192,6 +209,11 @@ fn schemas(names: &[&String], model: Option<&Model>, config: &Config) -> Map<Str
     add::<StreamEvent>(&mut schemas, STREAM_EVENT);
     add::<TokenCount>(&mut schemas, TOKEN_COUNT);
     add::<anthropic::ErrorBody>(&mut schemas, MESSAGES_ERROR);
+    add::<TokenizeRequest>(&mut schemas, &TokenizeRequest::name());
+    add::<TokenizeResponse>(&mut schemas, &TokenizeResponse::name());
+    add::<DetokenizeRequest>(&mut schemas, &DetokenizeRequest::name());
+    add::<DetokenizeResponse>(&mut schemas, &DetokenizeResponse::name());
+    ollama::add_schemas(&mut schemas, names, model);
     refine(&mut schemas, names, model, config);
     refine_messages(&mut schemas, names, model);
     schemas
@@ -212,6 +234,11 @@ fn refine(schemas: &mut Map<String, Value>, names: &[&String], model: Option<&Mo
     set("Options", "/properties/logit_bias/additionalProperties", "maximum", json!(100));
     set("PromptSchema", "/oneOf/2/items", "maximum", json!(last));
     set("PromptSchema", "/oneOf/3/items/items", "maximum", json!(last));
+    set("DetokenizeRequest", "/properties/tokens/items", "maximum", json!(last));
+    let has =
+        |field: &str, kind: &str| json!({ "required": [field], "properties": { field: { "type": kind } } });
+    let one_of = json!([has("prompt", "string"), has("content", "string"), has("messages", "array")]);
+    set("TokenizeRequest", "", "anyOf", one_of);
     // Fields that are only allowed together with another one.
     let unset = |field: &str| json!({ "properties": { field: { "type": "null" } } });
     let is_true = |field: &str| json!({ "required": [field], "properties": { field: { "const": true } } });

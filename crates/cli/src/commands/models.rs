@@ -44,11 +44,11 @@ struct Row {
 
 /// Metadata from a model's headers.
 #[derive(Default, Serialize)]
-struct Facts {
-    family: Option<String>,
-    parameters: Option<u64>,
-    quantisation: Option<String>,
-    context: Option<u64>,
+pub struct Facts {
+    pub family: Option<String>,
+    pub parameters: Option<u64>,
+    pub quantisation: Option<String>,
+    pub context: Option<u64>,
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
@@ -147,14 +147,7 @@ fn size_changed(entry: &StoreEntry) -> Option<String> {
 /// Reads a model's headers: metadata, licence, and why it cannot be used. Weights are not read.
 fn describe(path: &Path) -> (Facts, Option<String>, Option<String>) {
     let (mut facts, problem) = match Checkpoint::open(path) {
-        Ok(checkpoint) => {
-            let facts = Facts {
-                family: Some(checkpoint.config.architecture.name().to_string()),
-                context: Some(checkpoint.config.max_positions.into()),
-                ..tensor_facts(&checkpoint.source.tensors)
-            };
-            (facts, None)
-        }
+        Ok(checkpoint) => (checkpoint_facts(&checkpoint), None),
         Err(error) => {
             // The row already names the file.
             let text = error.to_string();
@@ -162,7 +155,7 @@ fn describe(path: &Path) -> (Facts, Option<String>, Option<String>) {
             (Facts::default(), Some(text))
         }
     };
-    if path.extension().is_none_or(|extension| extension != "gguf") {
+    if !is_gguf(path) {
         return (facts, None, problem);
     }
     // A GGUF file has more metadata, even for unsupported families.
@@ -176,6 +169,27 @@ fn describe(path: &Path) -> (Facts, Option<String>, Option<String>) {
         facts.quantisation = Some(name.to_string());
     }
     (facts, string("general.license"), problem)
+}
+
+fn checkpoint_facts(checkpoint: &Checkpoint) -> Facts {
+    Facts {
+        family: Some(checkpoint.config.architecture.name().to_string()),
+        context: Some(checkpoint.config.max_positions.into()),
+        ..tensor_facts(&checkpoint.source.tensors)
+    }
+}
+
+/// Metadata of a model whose headers are read.
+pub fn facts(checkpoint: &Checkpoint) -> Facts {
+    let facts = checkpoint_facts(checkpoint);
+    let opened = is_gguf(&checkpoint.path).then(|| gguf::open(&checkpoint.path).ok()).flatten();
+    let named = opened.and_then(|gguf| file_type(&gguf.metadata)).map(str::to_string);
+    Facts { quantisation: named.or(facts.quantisation), ..facts }
+}
+
+/// Whether a path is that of a GGUF file.
+pub fn is_gguf(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "gguf")
 }
 
 /// Number of parameters and the most common encoding.

@@ -25,7 +25,7 @@ pub(crate) struct ChatLogprobs {
 
 /// A generated token and the most probable tokens at its position.
 #[derive(Debug, Serialize, ToSchema)]
-struct TokenLogprob {
+pub(crate) struct TokenLogprob {
     #[serde(flatten)]
     token: Logprob,
     /// The most probable tokens, as many as requested, in descending order.
@@ -68,6 +68,10 @@ impl Logprob {
 }
 
 impl ChatLogprobs {
+    pub(crate) fn into_content(self) -> Vec<TokenLogprob> {
+        self.content
+    }
+
     pub(crate) fn new(tokens: &[EmittedToken], tokenizer: &Tokenizer) -> ChatLogprobs {
         let logprob = |(id, logprob): &(u32, f32)| Logprob::new(*id, *logprob, tokenizer);
         // Chats do not echo their prompt, so every token has one.
@@ -103,7 +107,7 @@ impl TextLogprobs {
 
 /// Text of a token; bytes that are not a complete character are written as `\xf0`, and a token that the tokenizer
 /// does not have as `<id>`.
-fn token_text(id: u32, tokenizer: &Tokenizer) -> String {
+pub(crate) fn token_text(id: u32, tokenizer: &Tokenizer) -> String {
     let Some(bytes) = tokenizer.token_bytes(id) else { return format!("<{id}>") };
     let mut text = String::new();
     for chunk in bytes.utf8_chunks() {

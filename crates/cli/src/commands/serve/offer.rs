@@ -9,11 +9,14 @@ use std::{
 
 use indrik::{ModelFiles, Options};
 use model::ImageProcessor;
-use server::ModelDescription;
+use server::{ModelDescription, ModelFacts};
 use store::{EntryKind, Store, StoreEntry};
 
 use super::settings::Settings;
-use crate::loading::{LoadArguments, ModelArguments};
+use crate::{
+    commands::models,
+    loading::{LoadArguments, ModelArguments},
+};
 
 /// The name in --models that stands for all models of the store.
 const WHOLE_STORE: &str = "store";
@@ -207,14 +210,28 @@ impl Offer {
 impl OfferedModel {
     /// What requests may know of it.
     pub fn description(&self) -> ModelDescription {
-        let path = self.files.path();
+        let (path, config) = (self.files.path(), self.files.config());
+        let entries = Store::open_default().and_then(|store| store.entries()).unwrap_or_default();
+        let entry = entries.into_iter().find(|entry| entry.path == path);
+        // Of a symbolic link, the size of the file that it leads to.
+        let bytes = entry.as_ref().map(|entry| entry.bytes).filter(|bytes| *bytes > 0);
+        let sha256 = entry.and_then(|entry| entry.record).map(|record| record.sha256);
+        let facts = models::facts(self.files.checkpoint());
         ModelDescription {
-            id: self.served.id.clone(),
-            aliases: self.served.aliases.clone(),
-            created: self.served.created,
-            file_bytes: path.metadata().map_or(0, |data| data.len()),
-            context_length: Some(self.context_length),
-            takes_images: self.served.images.is_ok(),
+            file_bytes: bytes.unwrap_or_else(|| path.metadata().map_or(0, |data| data.len())),
+            sha256: sha256.filter(|digest| !digest.is_empty()),
+            facts: ModelFacts {
+                format: if models::is_gguf(path) { "gguf" } else { "safetensors" }.to_owned(),
+                architecture: facts.family.unwrap_or_default(),
+                parameters: facts.parameters.unwrap_or(0),
+                quantization: facts.quantisation.unwrap_or_default(),
+                embedding_length: config.hidden,
+                block_count: config.layers,
+                head_count: config.heads,
+                head_count_kv: config.kv_heads,
+                vocab_size: config.vocab,
+            },
+            ..ModelDescription::of(&self.served, self.context_length)
         }
     }
 }
