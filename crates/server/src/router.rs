@@ -86,7 +86,8 @@ pub(crate) fn routes(
         .layer(middleware::from_fn_with_state(app.clone(), authorize));
     let webui = match has_webui {
         true => Router::new().route("/", get(webui)),
-        false => Router::new(),
+        // Ollama's clients look for a server there.
+        false => Router::new().route("/", get(async || "Indrik is running")),
     };
     let router = Router::new()
         .route("/health", get(async || Json(json!({ "status": "alive" }))))

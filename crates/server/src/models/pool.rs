@@ -104,7 +104,10 @@ impl Pool {
     /// `NAME`, unless another model has it.
     pub(crate) async fn acquire(&self, name: &str) -> Result<Lease, Error> {
         match (self.acquire_exact(name).await, without_default_tag(name)) {
-            (Err(Error::UnknownModel(_)), Some(plain)) => self.acquire_exact(plain).await,
+            (Err(unknown @ Error::UnknownModel(_)), Some(plain)) => match self.acquire_exact(plain).await {
+                Err(Error::UnknownModel(_)) => Err(unknown),
+                acquired => acquired,
+            },
             (acquired, _) => acquired,
         }
     }

@@ -125,7 +125,7 @@ pub(crate) fn both(server: &Fixture, body: &Value) -> Value {
 
 /// A part of an output.
 #[derive(Clone, Debug)]
-enum Written {
+pub(crate) enum Written {
     Thinking(String),
     Text(String),
     Call(&'static str, String),
@@ -136,7 +136,7 @@ fn prose() -> impl Strategy<Value = String> {
     proptest::collection::vec("[a-zé鳥<]{1,5}", 1..5).prop_map(|words| words.join(" "))
 }
 
-fn output() -> impl Strategy<Value = Vec<Written>> {
+pub(crate) fn output() -> impl Strategy<Value = Vec<Written>> {
     let arguments = prop_oneof![
         Just("{}".to_owned()),
         prose().prop_map(|text| json!({ "text": text, "list": [1, { "a": null }] }).to_string()),
@@ -153,7 +153,7 @@ fn output() -> impl Strategy<Value = Vec<Written>> {
 }
 
 /// The output as the model writes it.
-fn written(parts: &[Written]) -> String {
+pub(crate) fn written(parts: &[Written]) -> String {
     let part = |part: &Written| match part {
         Written::Thinking(text) => format!("<think>\n{text}\n</think>\n\n"),
         Written::Text(text) => format!("{text}\n"),
@@ -164,7 +164,7 @@ fn written(parts: &[Written]) -> String {
 
 /// Tokens of a text: whole words of the vocabulary where `splits` say so, and otherwise bytes, which are parts of
 /// characters.
-fn tokens(text: &str, splits: &[bool]) -> Vec<u32> {
+pub(crate) fn tokens(text: &str, splits: &[bool]) -> Vec<u32> {
     let tokenizer = tokenizer();
     let id = |token: &str| tokenizer.token_id(token);
     let (mut ids, mut rest, mut splits) = (Vec::new(), text, splits.iter().cycle());
