@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Tests `indrik serve` with OpenAI's and Anthropic's own clients: the Python packages, the npm packages, the examples in
+# Tests `indrik serve` with OpenAI's, Anthropic's and Ollama's own clients: the Python packages, the npm packages, the examples in
 # docs/serving.md, and schemathesis, which generates requests from /openapi.json.
 #
 #   scripts/clients.sh            all tests, a few minutes
@@ -96,6 +96,10 @@ serve real -m "$model" --name "$CLIENTS_MODEL" --context 512 --max-sequences 4
 serve strict -m "$tiny" --name "$CLIENTS_MODEL" --context 512 --max-sequences 1 --max-queue 0 --api-key "$CLIENTS_STRICT_KEY"
 serve tiny -m "$tiny" --name tiny --context 64
 serve vision -m "$vision" --name vision
+# All models of a store, of which there is one.
+mkdir "$out/models"
+ln -s "$(realpath "$model")" "$out/models/gemma3@270m.gguf"
+INDRIK_MODELS_DIR=$out/models serve store --context 512 --max-sequences 1
 if [ -f "$tools" ]; then
   export CLIENTS_TOOLS_MODEL=qwen
   serve tools -m "$tools" --name "$CLIENTS_TOOLS_MODEL" --context 1024 --max-sequences 1 --request-timeout 15min
@@ -132,22 +136,23 @@ fi
 CLIENTS_URL=$(url real)
 CLIENTS_STRICT_URL=$(url strict)
 CLIENTS_VISION_URL=$(url vision)
+CLIENTS_STORE_URL=$(url store)
 tiny_url=$(url tiny)
 if [ -n "${servers[tools]:-}" ]; then
   CLIENTS_TOOLS_URL=$(url tools)
   export CLIENTS_TOOLS_URL
 fi
-export CLIENTS_URL CLIENTS_STRICT_URL CLIENTS_VISION_URL CLIENTS_NODE=$node
+export CLIENTS_URL CLIENTS_STRICT_URL CLIENTS_VISION_URL CLIENTS_STORE_URL CLIENTS_NODE=$node
 # No bytecode in the source tree.
 export PYTHONDONTWRITEBYTECODE=1
 
 if [ -n "$python" ]; then
-  check "openai and anthropic for Python, and the examples in docs/serving.md" \
+  check "openai, anthropic and ollama for Python, and the examples in docs/serving.md" \
     "$python" -m pytest -q -p no:cacheprovider --tb=short --durations=5 "$root/clients/python"
 fi
 if [ -n "$node" ]; then
   # One file at a time: some tests count the server's pages.
-  check "openai and anthropic for Node" node --test --test-concurrency=1 --test-reporter=spec "$node"/*.test.mjs
+  check "openai, anthropic and ollama for Node" node --test --test-concurrency=1 --test-reporter=spec "$node"/*.test.mjs
 fi
 if [ -n "$python" ]; then
   if [ -n "${FULL:-}" ]; then bounds=(--max-examples 20000 --max-time 600); else bounds=(--max-examples 25 --seed 1); fi

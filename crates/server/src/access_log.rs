@@ -38,6 +38,7 @@ struct State {
     model: String,
     usage: Usage,
     first_token: Option<Instant>,
+    load_time: Duration,
     outcome: Option<&'static str>,
 }
 
@@ -55,6 +56,16 @@ impl LogEntry {
 
     pub(crate) fn set_model(&self, model: &str) {
         self.update(|state| state.model = model.to_owned());
+    }
+
+    /// Sets the time that the request waited for its model.
+    pub(crate) fn set_load_time(&self, time: Duration) {
+        self.update(|state| state.load_time = time);
+    }
+
+    /// Time that the request waited for its model.
+    pub(crate) fn load_time(&self) -> Duration {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).load_time
     }
 
     pub(crate) fn add_prompt_tokens(&self, tokens: u32) {

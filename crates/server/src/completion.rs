@@ -1,6 +1,7 @@
 //! The path of a request, for all protocols: body, parsed request, grammar, engine.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::extract::Request;
 use axum::http::HeaderMap;
@@ -31,7 +32,18 @@ pub(crate) async fn generate<T: Send + 'static>(
     request: Request,
     parse: impl FnOnce(Value, &Context) -> Result<(GenerationRequest, T), Error> + Send + 'static,
 ) -> Result<(Generation, T), Error> {
-    let (mut generation, kept) = start(app, log, request, parse).await?;
+    let body = receive_body(app, request).await?;
+    generate_body(app, log, body, parse).await
+}
+
+/// [`generate`] for a body that was received.
+pub(crate) async fn generate_body<T: Send + 'static>(
+    app: &Arc<AppState>,
+    log: &Arc<LogEntry>,
+    body: ReceivedBody,
+    parse: impl FnOnce(Value, &Context) -> Result<(GenerationRequest, T), Error> + Send + 'static,
+) -> Result<(Generation, T), Error> {
+    let (mut generation, kept) = start_body(app, log, body, parse).await?;
     // The response head is sent after admission, so that a rejected stream gets an error status too.
     wait_admitted(app, &mut generation).await?;
     Ok((generation, kept))
@@ -53,7 +65,18 @@ pub(crate) async fn start<T: Send + 'static>(
     request: Request,
     parse: impl FnOnce(Value, &Context) -> Result<(GenerationRequest, T), Error> + Send + 'static,
 ) -> Result<(Generation, T), Error> {
-    let (mut parsed, kept, context) = receive(app, log, request, parse, encode).await?;
+    let body = receive_body(app, request).await?;
+    start_body(app, log, body, parse).await
+}
+
+/// [`start`] for a body that was received.
+async fn start_body<T: Send + 'static>(
+    app: &Arc<AppState>,
+    log: &Arc<LogEntry>,
+    body: ReceivedBody,
+    parse: impl FnOnce(Value, &Context) -> Result<(GenerationRequest, T), Error> + Send + 'static,
+) -> Result<(Generation, T), Error> {
+    let (mut parsed, kept, context) = prepare(app, log, body, parse, encode).await?;
     log.set_model(&parsed.model);
     app.check_ready()?;
     attach_grammar(&context.served, &mut parsed).await?;
@@ -77,6 +100,19 @@ pub(crate) struct ModelField {
     pub(crate) model: String,
 }
 
+/// A body as JSON, and the memory that it takes.
+pub(crate) struct ReceivedBody {
+    pub(crate) json: Value,
+    reservation: Lease,
+}
+
+/// Receives a body, which must be a JSON object.
+pub(crate) async fn receive_body(app: &Arc<AppState>, request: Request) -> Result<ReceivedBody, Error> {
+    let (body, reservation) = app.bodies.receive(request.into()).await?;
+    let json = blocking(move || parse_json(&body)).await?;
+    Ok(ReceivedBody { json, reservation })
+}
+
 /// Receives a body, finds its model, parses it, loads its images, and applies `encode` to both.
 pub(crate) async fn receive<T: Send + 'static, R: Send + 'static>(
     app: &Arc<AppState>,
@@ -85,11 +121,25 @@ pub(crate) async fn receive<T: Send + 'static, R: Send + 'static>(
     parse: impl FnOnce(Value, &Context) -> Result<(GenerationRequest, T), Error> + Send + 'static,
     encode: fn(GenerationRequest, LoadedImages, &Context) -> Result<R, Error>,
 ) -> Result<(R, T, Context), Error> {
-    let (body, reservation) = app.bodies.receive(request.into()).await?;
-    let body = blocking(move || parse_json(&body)).await?;
+    let body = receive_body(app, request).await?;
+    prepare(app, log, body, parse, encode).await
+}
+
+/// [`receive`] for a body that was received.
+pub(crate) async fn prepare<T: Send + 'static, R: Send + 'static>(
+    app: &Arc<AppState>,
+    log: &Arc<LogEntry>,
+    body: ReceivedBody,
+    parse: impl FnOnce(Value, &Context) -> Result<(GenerationRequest, T), Error> + Send + 'static,
+    encode: fn(GenerationRequest, LoadedImages, &Context) -> Result<R, Error>,
+) -> Result<(R, T, Context), Error> {
+    let ReceivedBody { json: body, reservation } = body;
     let ModelField { model } = parse_body(&body)?;
     app.check_ready()?;
-    let context = Context { app: app.clone(), served: app.models.acquire(&model).await?.language()? };
+    let asked = Instant::now();
+    let served = app.models.acquire(&model).await?.language()?;
+    log.set_load_time(asked.elapsed());
+    let context = Context { app: app.clone(), served };
     let (given, span) = (context.clone(), log.span.clone());
     let parsed = blocking(move || {
         let _entered = span.entered();

@@ -76,6 +76,13 @@ pub(crate) enum Error {
     NotReady(String),
     #[error("model '{model}' cannot be used now: {reason}")]
     ModelUnavailable { model: String, reason: String },
+    #[error("{0}")]
+    Forbidden(&'static str),
+    #[error("{0}")]
+    NotImplemented(&'static str),
+    /// A model could not be pulled or deleted.
+    #[error("{0}")]
+    StoreFailed(String),
     #[error("the GPU was lost and could not be recovered: try again later")]
     DeviceLost,
     #[error("not enough GPU memory for this request: shorten it, or try again later")]
@@ -128,7 +135,8 @@ impl Error {
             | Error::InvalidHost
             | Error::InvalidEncoding(_)
             | Error::Grammar { .. } => StatusCode::BAD_REQUEST,
-            Error::HostNotAllowed(_) => StatusCode::FORBIDDEN,
+            Error::HostNotAllowed(_) | Error::Forbidden(_) => StatusCode::FORBIDDEN,
+            Error::NotImplemented(_) => StatusCode::NOT_IMPLEMENTED,
             Error::UnknownModel(_) | Error::ResponseNotFound(_) | Error::UnknownPath(_) => {
                 StatusCode::NOT_FOUND
             }
@@ -147,7 +155,9 @@ impl Error {
             | Error::DeviceLost
             | Error::OutOfMemory => StatusCode::SERVICE_UNAVAILABLE,
             Error::DeadlineExceeded => StatusCode::GATEWAY_TIMEOUT,
-            Error::NonFiniteLogits | Error::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+            Error::NonFiniteLogits | Error::StoreFailed(_) | Error::Internal => {
+                StatusCode::INTERNAL_SERVER_ERROR
+            }
         }
     }
 
@@ -178,6 +188,9 @@ impl Error {
             Error::QueueTimeout(_) => "queue_too_slow",
             Error::NotReady(_) => "not_ready",
             Error::ModelUnavailable { .. } => "model_unavailable",
+            Error::Forbidden(_) => "forbidden",
+            Error::NotImplemented(_) => "not_implemented",
+            Error::StoreFailed(_) => "store_failed",
             Error::DeviceLost => "device_lost",
             Error::OutOfMemory => "out_of_memory",
             Error::DeadlineExceeded => "deadline",

@@ -47,8 +47,8 @@ pub(crate) struct ImageSource {
 pub(crate) enum ImageLocation {
     /// In the request, in base64.
     Base64 {
-        /// As declared by the media type.
-        format: Format,
+        /// As declared by the media type, if there is one.
+        format: Option<Format>,
         text: String,
         /// Where the base64 starts in the text.
         start: usize,
@@ -73,6 +73,21 @@ impl ImageLocation {
                 format!("the media type {mime:?} is not supported: convert the image to one of {known}");
             return Err(Error::invalid_field(param, message));
         };
+        ImageLocation::checked_base64(param, Some(format), text, start, limits)
+    }
+
+    /// An image in base64, without a media type.
+    pub(crate) fn untyped_base64(param: &str, text: String, limits: &Limits) -> Result<ImageLocation, Error> {
+        ImageLocation::checked_base64(param, None, text, 0, limits)
+    }
+
+    fn checked_base64(
+        param: &str,
+        format: Option<Format>,
+        text: String,
+        start: usize,
+        limits: &Limits,
+    ) -> Result<ImageLocation, Error> {
         let bytes = (text.len() - start) as u64 / 4 * 3;
         if bytes > limits.max_bytes {
             let error = images::Error::TooManyBytes { bytes, limit: limits.max_bytes };
@@ -217,7 +232,7 @@ impl ImageLoader {
 /// The file of an image.
 enum Bytes {
     Base64 {
-        format: Format,
+        format: Option<Format>,
         text: String,
         start: usize,
     },
@@ -240,12 +255,12 @@ fn decode(
     Ok(processor.process(&picture))
 }
 
-fn decode_base64(param: &str, format: Format, text: &str) -> Result<Vec<u8>, Error> {
+fn decode_base64(param: &str, format: Option<Format>, text: &str) -> Result<Vec<u8>, Error> {
     let bytes = BASE64.decode(text).map_err(|error| {
         Error::invalid_field(param, format!("is not valid base64: {}", error.to_string().to_lowercase()))
     })?;
-    match Format::of(&bytes) {
-        Some(found) if found != format => {
+    match (Format::of(&bytes), format) {
+        (Some(found), Some(format)) if found != format => {
             let (declared, mime) = (format.mime(), found.mime());
             let message = format!("is declared as {declared}, but contains {found}: declare it as {mime}");
             Err(Error::invalid_field(param, message))
@@ -272,7 +287,7 @@ mod tests {
         let url = "data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7";
         let source = |_| ImageSource {
             param: "x".to_owned(),
-            location: ImageLocation::Base64 { format: Format::Gif, text: url.to_owned(), start: 22 },
+            location: ImageLocation::Base64 { format: Some(Format::Gif), text: url.to_owned(), start: 22 },
         };
         (0..count).map(source).collect()
     }

@@ -1,4 +1,4 @@
-//! HTTP server for the inference engine, with the APIs of OpenAI and Anthropic.
+//! HTTP server for the inference engine, with the APIs of OpenAI, Anthropic and Ollama.
 //!
 //! The path of a completion, module by module:
 //!
@@ -9,7 +9,7 @@
 //! 3. `body` receives the body within limits of size, time and total memory (`budget`), or refuses it; `encoding`
 //!    decompresses it.
 //! 4. `models` finds the model that the body names, and loads it if need be; `served` is a loaded one.
-//! 5. The module of the protocol (`openai`, `anthropic`) parses the body into a `request`: a conversation or prompts,
+//! 5. The module of the protocol (`openai`, `anthropic`, `ollama`) parses the body into a `request`: a conversation or prompts,
 //!    sampling parameters, tools (`tools`), a `constraint`. Errors name the invalid field (`parse`, `unsupported`).
 //!    Everything from here to the response is the same for all protocols.
 //! 6. `images` decodes its images, which `fetch` may have fetched first. `request` then builds the engine requests with
@@ -18,11 +18,12 @@
 //!    requests to a [`Generator`] and waits for admission.
 //! 8. `choice` turns the engine's events into parts; `output` finds thinking, stop strings and tool calls in the text;
 //!    `emitted` tracks which tokens are reported with logprobs; `timing` measures prefill and decoding.
-//! 9. `response` collects the parts into one object, or streams them as server-sent events; the protocol writes both.
+//! 9. `response` collects the parts into one object, or streams them as server-sent events or lines; the protocol writes
+//!    all of them.
 //!    If the client disconnects, the streams are dropped, which cancels the engine's requests.
 //! 10. `metrics` renders counters, gauges and histograms for Prometheus, [`stats`] the current state for monitors.
 //!
-//! `webui` serves the web UI at `/`, which uses the same API.
+//! `tokenize` turns text into tokens and back. `webui` serves the web UI at `/`, which uses the same API.
 //!
 //! The crate contains no GPU code. Its tests run over real sockets with a scripted generator.
 //!
@@ -76,6 +77,7 @@ mod listen;
 mod metrics;
 mod min_tokens;
 mod models;
+mod ollama;
 mod openai;
 mod openapi;
 mod output;
@@ -88,7 +90,9 @@ mod router;
 mod served;
 mod state;
 pub mod stats;
+mod time;
 mod timing;
+mod tokenize;
 mod tools;
 mod truncation;
 mod unsupported;
@@ -99,5 +103,6 @@ pub use embedder::{EmbedError, EmbeddedText, Embedder, EmbeddingInput, Embedding
 pub use generator::{Gauge, Generator};
 pub use listen::{Handle, Server, router};
 pub use models::{
-    LoadControl, LoadedModel, Machine, ModelDescription, ModelLoader, Models, OpenModel, Pool, PoolOptions,
+    Capability, LoadControl, LoadedModel, Machine, ModelDescription, ModelFacts, ModelLoader, ModelStore,
+    Models, OpenModel, Pool, PoolOptions, PullProgress, StoreError,
 };

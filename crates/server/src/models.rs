@@ -1,8 +1,10 @@
 //! The models of a server: one that is loaded already, or several that are loaded when requests name them.
 
+mod description;
 mod lease;
 mod pool;
 mod state;
+mod store;
 
 use std::any::Any;
 use std::fmt;
@@ -16,17 +18,21 @@ use engine::Status;
 use crate::config::Model;
 use crate::embedder::{Embedder, EmbeddingModel};
 use crate::generator::{Gauge, Generator};
-use crate::served::Served;
 use crate::stats::HardwareStats;
 
+pub use description::{Capability, ModelDescription, ModelFacts};
+pub(crate) use description::{find_named, without_default_tag};
 pub(crate) use lease::{AnyLease, Lease};
 pub use pool::Pool;
 pub(crate) use pool::{LoadState, ModelState};
+pub(crate) use store::Pulls;
+pub use store::{ModelStore, PullProgress, StoreError};
 
 /// The models that a server offers.
 pub struct Models {
     pub(crate) source: Source,
     pub(crate) machine: Option<Arc<dyn Machine>>,
+    pub(crate) store: Option<Arc<dyn ModelStore>>,
 }
 
 /// Where models come from.
@@ -40,17 +46,22 @@ pub(crate) enum Source {
 impl Models {
     /// One model, which is loaded already and stays loaded.
     pub fn one(model: LoadedModel) -> Models {
-        Models { source: Source::One(Box::new(model)), machine: None }
+        Models { source: Source::One(Box::new(model)), machine: None, store: None }
     }
 
     /// Models that are loaded when requests name them, and unloaded when others need their memory.
     pub fn on_demand(loader: Arc<dyn ModelLoader>, options: PoolOptions) -> Models {
-        Models { source: Source::OnDemand(loader, options), machine: None }
+        Models { source: Source::OnDemand(loader, options), machine: None, store: None }
     }
 
     /// Adds the machine to `/metrics` and `/stats`.
     pub fn with_machine(self, machine: Arc<dyn Machine>) -> Models {
         Models { machine: Some(machine), ..self }
+    }
+
+    /// Lets clients pull models to a store, and delete them. All of its models must be offered.
+    pub fn with_store(self, store: Arc<dyn ModelStore>) -> Models {
+        Models { store: Some(store), ..self }
     }
 }
 
@@ -85,56 +96,6 @@ pub trait Machine: Send + Sync + 'static {
 
     /// The device and the machine, for `/stats`.
     fn hardware(&self, status: &Status) -> HardwareStats;
-}
-
-/// A model that requests may name, loaded or not.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ModelDescription {
-    /// Name in the API.
-    pub id: String,
-    /// Other names that requests may use.
-    pub aliases: Vec<String>,
-    /// Creation time in seconds since 1970.
-    pub created: u64,
-    /// Size of its files in bytes; 0 if unknown.
-    pub file_bytes: u64,
-    /// Context length in tokens, if it is known without loading.
-    pub context_length: Option<u32>,
-    /// Whether prompts may contain images.
-    pub takes_images: bool,
-    /// Whether it embeds texts, rather than generating them.
-    pub embeds: bool,
-}
-
-impl ModelDescription {
-    /// The description of a loaded model.
-    pub(crate) fn of(served: &Served) -> ModelDescription {
-        match served {
-            Served::Language(served) => ModelDescription {
-                id: served.model.id.clone(),
-                aliases: served.model.aliases.clone(),
-                created: served.model.created,
-                file_bytes: 0,
-                context_length: Some(served.generator.context_length()),
-                takes_images: served.model.images.is_ok(),
-                embeds: false,
-            },
-            Served::Embedder(served) => ModelDescription {
-                id: served.model.id.clone(),
-                aliases: served.model.aliases.clone(),
-                created: served.model.created,
-                file_bytes: 0,
-                context_length: Some(served.model.max_tokens),
-                takes_images: false,
-                embeds: true,
-            },
-        }
-    }
-
-    /// Whether requests may use this name for the model.
-    pub fn is_named(&self, name: &str) -> bool {
-        self.id == name || self.aliases.iter().any(|alias| alias == name)
-    }
 }
 
 /// Finds and loads models.

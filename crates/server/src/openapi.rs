@@ -1,5 +1,7 @@
 //! `/openapi.json`, generated from the types that requests are parsed with.
 
+mod ollama;
+
 use serde_json::{Map, Value, json};
 use utoipa::{PartialSchema, ToSchema};
 
@@ -15,6 +17,7 @@ use crate::openai::{
     EmbeddingsRequest, ErrorBody, ModelInfo, ModelList, Options, TextChoice, TextLogprobs,
 };
 use crate::request::{MAX_BIASES, MAX_STOPS};
+use crate::tokenize::{DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse};
 use crate::tools::MAX_TOOLS;
 
 /// Names of schemas.
@@ -29,8 +32,11 @@ const DELETED: &str = "DeletedResponse";
 
 /// The OpenAPI document of a server with models of these names, and the limits of its only model and of the server.
 pub(crate) fn document(models: &[ModelDescription], model: Option<&Model>, config: &Config) -> Value {
-    let (embedders, generators) = models.iter().partition::<Vec<_>, _>(|model| model.embeds);
+    let (embedders, generators) = models.iter().partition::<Vec<_>, _>(|model| model.embeds());
     let mut document = base_document(&names(&generators), model, config);
+    let paths = document["paths"].as_object_mut().expect("an object");
+    add_tokenization(paths);
+    ollama::add_paths(paths);
     // Without an embedding model all requests would fail.
     if !embedders.is_empty() {
         add_embeddings(&mut document, &names(&embedders));
@@ -43,15 +49,17 @@ fn names<'a>(models: &[&'a ModelDescription]) -> Vec<&'a String> {
     models.iter().flat_map(|model| std::iter::once(&model.id).chain(&model.aliases)).collect()
 }
 
-/// Adds the path of embeddings, for models of these names.
+/// Adds the paths of embeddings, for models of these names.
 fn add_embeddings(document: &mut Value, names: &[&String]) {
     let mut operation =
         operation("Embed texts", json!({ "200": response("The vectors", "EmbeddingList") }), true);
     operation["requestBody"] = request_body(&reference(&EmbeddingsRequest::name()));
     document["paths"]["/v1/embeddings"] = json!({ "post": operation });
+    ollama::add_embedding_paths(document["paths"].as_object_mut().expect("an object"));
     let mut schemas = Map::new();
     add::<EmbeddingsRequest>(&mut schemas, &EmbeddingsRequest::name());
     add::<EmbeddingList>(&mut schemas, "EmbeddingList");
+    ollama::add_embedding_schemas(&mut schemas, names);
     schemas["EmbeddingsRequest"]["properties"]["model"]["enum"] = json!(names);
     // Without a minimum an empty list would match all three, and `oneOf` allows one match only.
     for list in 1..=3 {
@@ -146,6 +154,16 @@ fn base_document(names: &[&String], model: Option<&Model>, config: &Config) -> V
             },
         },
     })
+}
+
+fn add_tokenization(paths: &mut Map<String, Value>) {
+    let mut add = |path: &str, summary: &str, body: &str, ok: &str| {
+        let mut operation = operation(summary, json!({ "200": response("The result", ok) }), true);
+        operation["requestBody"] = request_body(&reference(body));
+        paths.insert(path.to_owned(), json!({ "post": operation }));
+    };
+    add("/tokenize", "Turn text or messages into tokens", "TokenizeRequest", "TokenizeResponse");
+    add("/detokenize", "Turn tokens into text", "DetokenizeRequest", "DetokenizeResponse");
 }
 
 /// A path that takes [`Options`] and `T`, and responds with one of `schemas`: a completion, or a stream of chunks.
@@ -282,6 +300,11 @@ fn schemas(names: &[&String], model: Option<&Model>, config: &Config) -> Map<Str
     add::<StreamEvent>(&mut schemas, STREAM_EVENT);
     add::<TokenCount>(&mut schemas, TOKEN_COUNT);
     add::<anthropic::ErrorBody>(&mut schemas, MESSAGES_ERROR);
+    add::<TokenizeRequest>(&mut schemas, &TokenizeRequest::name());
+    add::<TokenizeResponse>(&mut schemas, &TokenizeResponse::name());
+    add::<DetokenizeRequest>(&mut schemas, &DetokenizeRequest::name());
+    add::<DetokenizeResponse>(&mut schemas, &DetokenizeResponse::name());
+    ollama::add_schemas(&mut schemas, names, model);
     refine(&mut schemas, names, model, config);
     refine_responses(&mut schemas, names, model);
     refine_messages(&mut schemas, names, model);
@@ -303,6 +326,11 @@ fn refine(schemas: &mut Map<String, Value>, names: &[&String], model: Option<&Mo
     set("Options", "/properties/logit_bias/additionalProperties", "maximum", json!(100));
     set("PromptSchema", "/oneOf/2/items", "maximum", json!(last));
     set("PromptSchema", "/oneOf/3/items/items", "maximum", json!(last));
+    set("DetokenizeRequest", "/properties/tokens/items", "maximum", json!(last));
+    let has =
+        |field: &str, kind: &str| json!({ "required": [field], "properties": { field: { "type": kind } } });
+    let one_of = json!([has("prompt", "string"), has("content", "string"), has("messages", "array")]);
+    set("TokenizeRequest", "", "anyOf", one_of);
     // Fields that are only allowed together with another one.
     let unset = |field: &str| json!({ "properties": { field: { "type": "null" } } });
     let is_true = |field: &str| json!({ "required": [field], "properties": { field: { "const": true } } });

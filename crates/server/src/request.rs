@@ -310,23 +310,32 @@ impl ParsedRequest {
     }
 }
 
-/// Number of tokens in the prompts of a request, which may be longer than the context. The time grows with their size.
-pub(crate) fn count_prompt_tokens(
+/// The tokens of a request's prompts, which may be longer than the context. The time grows with their size.
+pub(crate) fn prompt_tokens(
     request: GenerationRequest,
     images: LoadedImages,
     context: &Context,
-) -> Result<usize, Error> {
+) -> Result<Vec<u32>, Error> {
     let mut constraint = request.options.constraint;
     Ok(match request.input {
         Input::Conversation(conversation) => {
             conversation_prompt(*conversation, &images.pictures, &context.served, &mut constraint, u32::MAX)?
                 .tokens
-                .len()
         }
-        Input::Prompts(prompts) => {
-            encode_prompts(prompts, &context.served.model)?.iter().map(|prompt| prompt.tokens.len()).sum()
-        }
+        Input::Prompts(prompts) => encode_prompts(prompts, &context.served.model)?
+            .into_iter()
+            .flat_map(|prompt| prompt.tokens)
+            .collect(),
     })
+}
+
+/// Number of [`prompt_tokens`].
+pub(crate) fn count_prompt_tokens(
+    request: GenerationRequest,
+    images: LoadedImages,
+    context: &Context,
+) -> Result<usize, Error> {
+    prompt_tokens(request, images, context).map(|tokens| tokens.len())
 }
 
 /// Token limit of a completion; an error if the prompt is too long.

@@ -1,9 +1,12 @@
-//! Responses, for all protocols: one object, or a stream of server-sent events.
+//! Responses, for all protocols: one object, or a stream of server-sent events or lines.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::Arc;
 
+use axum::body::{Body, Bytes};
+use axum::http::HeaderValue;
+use axum::http::header::CONTENT_TYPE;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use engine::Usage;
@@ -37,19 +40,19 @@ pub(crate) trait Collector: Send {
     fn into_response(self) -> Response;
 }
 
-/// Writes the parts of all choices as server-sent events, in the format of a protocol.
-pub(crate) trait EventWriter: Send + 'static {
+/// Writes the parts of all choices as a stream in the format of a protocol: server-sent events, or lines as bytes.
+pub(crate) trait EventWriter<E = Event>: Send + 'static {
     /// Events before the first part.
-    fn start(&mut self) -> Vec<Event>;
+    fn start(&mut self) -> Vec<E>;
 
     /// Events of a part.
-    fn part(&mut self, part: ChoicePart) -> Vec<Event>;
+    fn part(&mut self, part: ChoicePart) -> Vec<E>;
 
     /// Events after the last part.
-    fn end(&mut self) -> Vec<Event>;
+    fn end(&mut self) -> Vec<E>;
 
     /// The last events of a stream that fails.
-    fn error(&mut self, error: &Error) -> Vec<Event>;
+    fn error(&mut self, error: &Error) -> Vec<E>;
 
     /// Sent while there are no new tokens; a comment by default.
     fn keep_alive(&self) -> KeepAlive {
@@ -82,16 +85,39 @@ impl Generation {
     }
 
     /// Streams the choices as server-sent events.
-    pub(crate) fn stream(self, mut writer: impl EventWriter, config: &Config) -> Response {
+    pub(crate) fn stream(self, writer: impl EventWriter, config: &Config) -> Response {
         let keep_alive = writer.keep_alive().interval(config.keep_alive);
-        let queued = writer.start().into();
-        let source =
-            EventSource { queued, parts: merge_parts(self.choices), writer, log: self.log, finished: false };
-        let mut response = Sse::new(source.events()).keep_alive(keep_alive).into_response();
-        // nginx buffers responses unless this header is set.
-        response.headers_mut().insert("x-accel-buffering", "no".parse().expect("a valid header value"));
-        response
+        let events = EventSource::new(self, writer).events();
+        unbuffered(Sse::new(events).keep_alive(keep_alive).into_response())
     }
+
+    /// Streams the choices as lines of JSON.
+    pub(crate) fn stream_lines(self, writer: impl EventWriter<Bytes>) -> Response {
+        lines(EventSource::new(self, writer).events())
+    }
+}
+
+/// The media type of a stream of lines of JSON.
+pub(crate) const NDJSON: &str = "application/x-ndjson";
+
+/// A response with lines of JSON.
+pub(crate) fn lines(lines: impl Stream<Item = Result<Bytes, Infallible>> + Send + 'static) -> Response {
+    let mut response = Response::new(Body::from_stream(lines));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(NDJSON));
+    unbuffered(response)
+}
+
+/// An object as a line of JSON.
+pub(crate) fn line(object: &impl Serialize) -> Bytes {
+    let mut line = serde_json::to_vec(object).expect("response types serialise to JSON");
+    line.push(b'\n');
+    line.into()
+}
+
+/// nginx buffers responses unless they have this header.
+fn unbuffered(mut response: Response) -> Response {
+    response.headers_mut().insert("x-accel-buffering", HeaderValue::from_static("no"));
+    response
 }
 
 /// The parts of several choices in order of arrival.
@@ -102,21 +128,27 @@ fn merge_parts(choices: Vec<ChoiceStream>) -> Parts {
 }
 
 /// The events of a stream.
-struct EventSource<W> {
+struct EventSource<W, E> {
     /// Events to send before the next part.
-    queued: VecDeque<Event>,
+    queued: VecDeque<E>,
     parts: Parts,
     writer: W,
     log: Arc<LogEntry>,
     finished: bool,
 }
 
-impl<W: EventWriter> EventSource<W> {
-    fn events(self) -> impl Stream<Item = Result<Event, Infallible>> + Send + 'static {
+impl<E: Send + 'static, W: EventWriter<E>> EventSource<W, E> {
+    fn new(generation: Generation, mut writer: W) -> EventSource<W, E> {
+        let Generation { choices, log, .. } = generation;
+        let queued = writer.start().into();
+        EventSource { queued, parts: merge_parts(choices), writer, log, finished: false }
+    }
+
+    fn events(self) -> impl Stream<Item = Result<E, Infallible>> + Send + 'static {
         stream::unfold(self, |mut source| async { source.next().await.map(|event| (Ok(event), source)) })
     }
 
-    async fn next(&mut self) -> Option<Event> {
+    async fn next(&mut self) -> Option<E> {
         loop {
             if let Some(event) = self.queued.pop_front() {
                 return Some(event);

@@ -8,7 +8,7 @@ use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderMap, HeaderValue, Uri};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{delete, get, post};
 use axum::{Json, Router};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -23,12 +23,15 @@ use crate::completion::{blocking, check_headers};
 use crate::config::Config;
 use crate::error::Error;
 use crate::metrics;
-use crate::models::{LoadState, ModelState, Models, Pool};
+use crate::models::{LoadState, ModelState, Models, Pool, find_named};
+use crate::ollama;
 use crate::openai::{self, responses};
 use crate::openapi;
 use crate::phase::Phase;
+use crate::response::NDJSON;
 use crate::state::AppState;
 use crate::stats::{stats, stats_stream};
+use crate::tokenize;
 use crate::webui::webui;
 
 const CHAT: &str = "/v1/chat/completions";
@@ -37,6 +40,8 @@ const EMBEDDINGS: &str = "/v1/embeddings";
 const RESPONSES: &str = "/v1/responses";
 const MESSAGES: &str = "/v1/messages";
 const COUNT_TOKENS: &str = "/v1/messages/count_tokens";
+const TOKENIZE: &str = "/tokenize";
+const DETOKENIZE: &str = "/detokenize";
 
 /// All routes of a server, and its models.
 pub(crate) fn routes(
@@ -49,7 +54,24 @@ pub(crate) fn routes(
     let app = Arc::new(AppState::new(config, models, phase)?);
     let checked = middleware::from_fn_with_state(app.clone(), check_generation);
     let checked_count = middleware::from_fn_with_state(app.clone(), check_body);
+    // Paths of Ollama's API.
+    let api = Router::new()
+        .route("/api/chat", post(ollama::chat).route_layer(checked.clone()))
+        .route("/api/generate", post(ollama::generate).route_layer(checked.clone()))
+        .route("/api/embed", post(ollama::embed).route_layer(checked_count.clone()))
+        .route("/api/embeddings", post(ollama::embeddings).route_layer(checked_count.clone()))
+        .route("/api/show", post(ollama::show).route_layer(checked_count.clone()))
+        .route("/api/pull", post(ollama::pull).route_layer(checked_count.clone()))
+        .route("/api/delete", delete(ollama::delete).route_layer(checked_count.clone()))
+        .route("/api/copy", post(ollama::refuse_copy))
+        .route("/api/create", post(ollama::refuse_create))
+        .route("/api/push", post(ollama::refuse_push))
+        .route("/api/blobs/{digest}", post(ollama::refuse_blobs).head(ollama::refuse_blobs))
+        .route("/api/tags", get(ollama::tags))
+        .route("/api/ps", get(ollama::ps))
+        .route("/api/version", get(ollama::version));
     let v1 = Router::new()
+        .merge(api)
         .route(CHAT, post(openai::chat).route_layer(checked.clone()))
         .route(COMPLETIONS, post(openai::completions).route_layer(checked.clone()))
         .route(EMBEDDINGS, post(openai::embeddings).route_layer(checked_count.clone()))
@@ -58,7 +80,9 @@ pub(crate) fn routes(
         .route("/v1/responses/{id}/cancel", post(responses::cancel))
         .route("/v1/responses/{id}/input_items", get(responses::input_items))
         .route(MESSAGES, post(anthropic::messages).route_layer(checked))
-        .route(COUNT_TOKENS, post(anthropic::count_tokens).route_layer(checked_count))
+        .route(COUNT_TOKENS, post(anthropic::count_tokens).route_layer(checked_count.clone()))
+        .route(TOKENIZE, post(tokenize::tokenize).route_layer(checked_count.clone()))
+        .route(DETOKENIZE, post(tokenize::detokenize).route_layer(checked_count))
         .route("/v1/models", get(list_models))
         .route("/v1/models/{*id}", get(model_by_id))
         // Inside the access log, which records a panic as the request's outcome.
@@ -71,7 +95,8 @@ pub(crate) fn routes(
         .layer(middleware::from_fn_with_state(app.clone(), authorize));
     let webui = match has_webui {
         true => Router::new().route("/", get(webui)),
-        false => Router::new(),
+        // Ollama's clients look for a server there.
+        false => Router::new().route("/", get(async || "Indrik is running")),
     };
     let router = Router::new()
         .route("/health", get(async || Json(json!({ "status": "alive" }))))
@@ -91,7 +116,8 @@ pub(crate) fn routes(
     };
     let pool = app.models.clone();
     let router = router.layer(middleware::from_fn_with_state(app, check_host));
-    Ok((router.layer(middleware::from_fn(anthropic::render_errors)), pool))
+    let router = router.layer(middleware::from_fn(anthropic::render_errors));
+    Ok((router.layer(middleware::from_fn(ollama::render_errors)), pool))
 }
 
 /// A URI without double slashes and slashes at the end of its path, as base URLs with a slash produce them; `None` if it
@@ -131,7 +157,7 @@ fn log_entry(app: &AppState, request: &Request) -> Arc<LogEntry> {
 fn with_outcome(log: &LogEntry, mut response: Response) -> Response {
     match response.extensions().get::<Error>() {
         Some(error) => log.set_outcome(error.code()),
-        None if is_event_stream(response.headers()) => {}
+        None if is_stream(response.headers()) => {}
         None => log.set_outcome("success"),
     }
     let id = HeaderValue::from_str(&log.id).expect("an id is printable ASCII");
@@ -139,8 +165,11 @@ fn with_outcome(log: &LogEntry, mut response: Response) -> Response {
     response
 }
 
-fn is_event_stream(headers: &HeaderMap) -> bool {
-    headers.get(CONTENT_TYPE).is_some_and(|value| value.as_bytes().starts_with(b"text/event-stream"))
+fn is_stream(headers: &HeaderMap) -> bool {
+    let is = |media_type: &str| {
+        headers.get(CONTENT_TYPE).is_some_and(|value| value.as_bytes().starts_with(media_type.as_bytes()))
+    };
+    is("text/event-stream") || is(NDJSON)
 }
 
 async fn check_host(State(app): State<Arc<AppState>>, request: Request, next: Next) -> Response {
@@ -183,7 +212,13 @@ async fn check_generation(State(app): State<Arc<AppState>>, request: Request, ne
 async fn method_not_allowed(State(app): State<Arc<AppState>>, request: Request) -> Response {
     let (method, path) = (request.method().to_string(), request.uri().path().to_owned());
     let allowed = match path.as_str() {
-        CHAT | COMPLETIONS | EMBEDDINGS | RESPONSES | MESSAGES | COUNT_TOKENS => "POST",
+        CHAT | COMPLETIONS | EMBEDDINGS | RESPONSES | MESSAGES | COUNT_TOKENS | TOKENIZE | DETOKENIZE => {
+            "POST"
+        }
+        "/api/delete" => "DELETE",
+        "/api/tags" | "/api/ps" | "/api/version" => "GET, HEAD",
+        blob if blob.starts_with("/api/blobs/") => "HEAD, POST",
+        api if api.starts_with("/api/") => "POST",
         path => match path.strip_prefix(RESPONSES).and_then(|rest| rest.rsplit_once('/')) {
             Some(("", _)) => "GET, HEAD, DELETE",
             Some((_, "cancel")) => "POST",
@@ -283,7 +318,7 @@ async fn model_by_id(
 ) -> Result<Response, Error> {
     let Path(id) = id.map_err(|_| Error::UnknownModel("(not UTF-8)".into()))?;
     let models = app.models.list().await?;
-    let Some(model) = models.iter().find(|model| model.is_named(&id)) else {
+    let Some(model) = find_named(&models, &id) else {
         return Err(Error::UnknownModel(id));
     };
     Ok(match headers.contains_key(anthropic::VERSION_HEADER) {

@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::host::HostCheck;
 use crate::images::ImageLoader;
 use crate::metrics::Metrics;
-use crate::models::{Lease, Machine, Models, Pool};
+use crate::models::{Lease, Machine, ModelStore, Models, Pool, Pulls};
 use crate::openai::responses::ResponseStore;
 use crate::phase::Phase;
 use crate::stats::MAX_STREAMS;
@@ -25,6 +25,9 @@ pub(crate) struct AppState {
     pub(crate) bodies: BodyLimits,
     pub(crate) models: Pool,
     pub(crate) machine: Option<Arc<dyn Machine>>,
+    /// `None` if clients may not change it.
+    pub(crate) store: Option<Arc<dyn ModelStore>>,
+    pub(crate) pulls: Pulls,
     pub(crate) images: ImageLoader,
     pub(crate) responses: ResponseStore,
     pub(crate) metrics: Arc<Metrics>,
@@ -55,6 +58,8 @@ impl AppState {
             bodies: BodyLimits::new(&config),
             models: Pool::new(models.source, &config)?,
             machine: models.machine,
+            store: models.store,
+            pulls: Pulls::default(),
             images: ImageLoader::new(&config),
             responses: ResponseStore::new(&config),
             metrics: Arc::default(),

@@ -136,7 +136,7 @@ impl ChatTemplate {
     }
 
     /// The template's own text.
-    pub(crate) fn source(&self) -> &str {
+    pub fn source(&self) -> &str {
         &self.source
     }
 

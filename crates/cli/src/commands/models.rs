@@ -44,11 +44,11 @@ struct Row {
 
 /// Metadata from a model's headers.
 #[derive(Default, Serialize)]
-struct Facts {
-    family: Option<String>,
-    parameters: Option<u64>,
-    quantisation: Option<String>,
-    context: Option<u64>,
+pub struct Facts {
+    pub family: Option<String>,
+    pub parameters: Option<u64>,
+    pub quantisation: Option<String>,
+    pub context: Option<u64>,
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
@@ -168,7 +168,7 @@ fn describe(path: &Path) -> (Facts, Option<String>, Option<String>) {
         }
         Err(error) => (Facts::default(), Some(reason(path, &error))),
     };
-    if path.extension().is_none_or(|extension| extension != "gguf") {
+    if !is_gguf(path) {
         return (facts, None, problem);
     }
     // A GGUF file has more metadata, even for unsupported families.
@@ -182,6 +182,16 @@ fn describe(path: &Path) -> (Facts, Option<String>, Option<String>) {
         facts.quantisation = Some(name.to_string());
     }
     (facts, string("general.license"), problem)
+}
+
+/// Metadata of a model. What cannot be read is left out.
+pub fn facts(path: &Path) -> Facts {
+    describe(path).0
+}
+
+/// Whether a path is that of a GGUF file.
+pub fn is_gguf(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "gguf")
 }
 
 /// An error without the file, which the row already names.

@@ -61,6 +61,14 @@ impl AnyLease {
         }
     }
 
+    /// Id of the model.
+    pub(crate) fn id(&self) -> &str {
+        match self {
+            AnyLease::Language(lease) => &lease.model.id,
+            AnyLease::Embedder(lease) => &lease.model.id,
+        }
+    }
+
     /// The model, if it generates text.
     pub(crate) fn language(self) -> Result<Lease, Error> {
         match self {

@@ -9,6 +9,7 @@ use engine::{Capacity, RecentStats, Status, SubmitError};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
+use super::description::without_default_tag;
 use super::state::{Effect, Slot, SlotPhase, State, Waiter};
 use super::{AnyLease, LoadControl, ModelDescription, ModelLoader, OpenModel, PoolOptions, Source};
 use crate::completion::blocking;
@@ -56,8 +57,8 @@ pub(crate) struct ModelState {
     pub(crate) bytes: u64,
     /// Requests that use it.
     pub(crate) requests: usize,
-    /// Time after the last request when it is unloaded.
-    pub(crate) keep_alive: Option<Duration>,
+    /// Time until it is unloaded, if no request uses it again; `None`: not until its memory is needed.
+    pub(crate) expires_in: Option<Duration>,
 }
 
 /// What `/stats` shows of the model that was used last.
@@ -100,8 +101,19 @@ impl Pool {
         Some(AnyLease::new(model, self.clone()))
     }
 
-    /// A model by one of its names. Loads it if need be, as soon as there is memory.
+    /// A model by one of its names. Loads it if need be, as soon as there is memory. `NAME:latest` is also a name of
+    /// `NAME`, unless another model has it.
     pub(crate) async fn acquire(&self, name: &str) -> Result<AnyLease, Error> {
+        match (self.acquire_exact(name).await, without_default_tag(name)) {
+            (Err(unknown @ Error::UnknownModel(_)), Some(plain)) => match self.acquire_exact(plain).await {
+                Err(Error::UnknownModel(_)) => Err(unknown),
+                acquired => acquired,
+            },
+            (acquired, _) => acquired,
+        }
+    }
+
+    async fn acquire_exact(&self, name: &str) -> Result<AnyLease, Error> {
         let _ = self.0.runtime.set(Handle::current());
         if let Some(lease) = self.try_acquire(name) {
             return Ok(lease);
@@ -168,11 +180,20 @@ impl Pool {
 
     /// Sets when a loaded model is unloaded after its last use; `None`: only if its memory is needed. Takes effect when
     /// the requests that use it end.
-    #[allow(dead_code, reason = "Ollama's API will use it")]
     pub(crate) fn set_keep_alive(&self, name: &str, keep_alive: Option<Duration>) {
-        if let Some(slot) = self.state().slot(name) {
+        // A model that cannot be loaded again stays loaded.
+        if self.0.loader.is_some()
+            && let Some(slot) = self.state().slot(name)
+        {
             slot.keep_alive = keep_alive;
         }
+    }
+
+    /// Unloads a model as soon as no request uses it.
+    pub(crate) fn unload(&self, name: &str) {
+        self.set_keep_alive(name, Some(Duration::ZERO));
+        // The end of a use has the effect.
+        drop(self.try_acquire(name));
     }
 
     fn run(&self, effects: Vec<Effect>) {
@@ -365,14 +386,14 @@ impl Pool {
             },
             bytes: slot.bytes,
             requests: slot.leases,
-            keep_alive: slot.keep_alive,
+            expires_in: slot.expires_in(),
         });
         let waiting = state.queue.iter().map(|pending| ModelState {
             id: pending.model.description().id.clone(),
             state: LoadState::Waiting,
             bytes: pending.model.memory(),
             requests: 0,
-            keep_alive: None,
+            expires_in: None,
         });
         slots.chain(waiting).collect()
     }

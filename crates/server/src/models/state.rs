@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use engine::Status;
 use tokio::sync::oneshot;
@@ -41,6 +41,8 @@ pub(super) struct Slot {
     pub(super) last_use: u64,
     /// When it is unloaded after its last use; `None`: only if its memory is needed.
     pub(super) keep_alive: Option<Duration>,
+    /// End of the last use.
+    pub(super) idle_since: Option<Instant>,
 }
 
 pub(super) enum SlotPhase {
@@ -87,9 +89,17 @@ impl State {
 
     /// Adds a model that is loaded and takes no memory of the budget.
     pub(super) fn add_loaded(&mut self, model: Served) {
-        let description = ModelDescription::of(&model);
+        let description = ModelDescription::of_served(&model);
         let phase = SlotPhase::Ready(model);
-        self.slots.push(Slot { description, bytes: 0, phase, leases: 0, last_use: 0, keep_alive: None });
+        self.slots.push(Slot {
+            description,
+            bytes: 0,
+            phase,
+            leases: 0,
+            last_use: 0,
+            keep_alive: None,
+            idle_since: None,
+        });
     }
 
     pub(super) fn slot(&mut self, name: &str) -> Option<&mut Slot> {
@@ -135,6 +145,7 @@ impl State {
         let Some(slot) = self.slot(id) else { return effects };
         slot.leases -= 1;
         if slot.leases == 0 {
+            slot.idle_since = Some(Instant::now());
             match (&slot.phase, slot.keep_alive) {
                 (SlotPhase::Draining(_), _) | (_, Some(Duration::ZERO)) => effects.extend(slot.unload()),
                 (_, Some(after)) => {
@@ -252,7 +263,8 @@ impl State {
         let phase = SlotPhase::Loading { control: control.clone(), waiters };
         let (description, bytes) = (model.description().clone(), model.memory());
         let (last_use, keep_alive) = (self.uses, self.keep_alive);
-        self.slots.push(Slot { description, bytes, phase, leases: 0, last_use, keep_alive });
+        let (leases, idle_since) = (0, None);
+        self.slots.push(Slot { description, bytes, phase, leases, last_use, keep_alive, idle_since });
         Some(Effect::Load(model, control))
     }
 
@@ -288,6 +300,13 @@ impl State {
 }
 
 impl Slot {
+    /// Time until it is unloaded if no request uses it again; `None`: not until its memory is needed.
+    pub(super) fn expires_in(&self) -> Option<Duration> {
+        let idle =
+            self.idle_since.filter(|_| self.leases == 0).map_or(Duration::ZERO, |since| since.elapsed());
+        Some(self.keep_alive?.saturating_sub(idle))
+    }
+
     /// Frees a loaded model that is not in use.
     pub(super) fn unload(&mut self) -> Option<Effect> {
         match std::mem::replace(&mut self.phase, SlotPhase::Unloading) {

@@ -117,7 +117,7 @@ impl TextLogprobs {
 
 /// Text of a token; bytes that are not a complete character are written as `\xf0`, and a token that the tokenizer
 /// does not have as `<id>`.
-fn token_text(id: u32, tokenizer: &Tokenizer) -> String {
+pub(crate) fn token_text(id: u32, tokenizer: &Tokenizer) -> String {
     let Some(bytes) = tokenizer.token_bytes(id) else { return format!("<{id}>") };
     let mut text = String::new();
     for chunk in bytes.utf8_chunks() {

@@ -31,6 +31,7 @@ pub(crate) use completions::CompletionRequest;
 pub(crate) use embeddings::{EmbeddingList, EmbeddingsRequest, embeddings};
 pub(crate) use error::ErrorBody;
 pub(crate) use handlers::{chat, completions};
-pub(crate) use logprobs::{ChatLogprobs, TextLogprobs};
+pub(crate) use logprobs::{ChatLogprobs, MAX_CHAT_LOGPROBS, TextLogprobs, TokenLogprob, token_text};
 pub(crate) use options::Options;
+pub(crate) use request::parse_chat;
 pub(crate) use response::*;

@@ -40,6 +40,11 @@ pub(super) struct ResponseOptions {
     pub(super) candidates: u32,
 }
 
+/// Parses a chat without what determines its response. The time grows with its size.
+pub(crate) fn parse_chat(body: Value, context: &Context) -> Result<GenerationRequest, Error> {
+    parse_request(Endpoint::Chat, body, context).map(|(request, _)| request)
+}
+
 /// Parses a body. The time grows with its size, so this must not run on a thread of the async runtime.
 pub(super) fn parse_request(
     endpoint: Endpoint,

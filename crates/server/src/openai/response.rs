@@ -6,7 +6,7 @@ use utoipa::ToSchema;
 use super::logprobs::{ChatLogprobs, TextLogprobs};
 use super::timings::Timings;
 use super::tools::{ToolCall, ToolCallDelta};
-use crate::models::ModelDescription;
+use crate::models::{Capability, ModelDescription};
 
 /// Response of `/v1/models`.
 #[derive(Debug, Serialize, ToSchema)]
@@ -33,11 +33,13 @@ pub(crate) struct ModelInfo {
     /// Context length in tokens, as vLLM lists it; absent if it is not known before the model is loaded.
     #[serde(skip_serializing_if = "Option::is_none")]
     max_model_len: Option<u32>,
+    /// What requests may do with the model, as Ollama lists it.
+    capabilities: Vec<Capability>,
 }
 
 impl ModelInfo {
     pub(crate) fn new(model: &ModelDescription) -> ModelInfo {
-        let image = model.takes_images.then_some("image");
+        let image = model.takes_images().then_some("image");
         ModelInfo {
             id: model.id.clone(),
             object: "model",
@@ -45,6 +47,7 @@ impl ModelInfo {
             owned_by: "indrik",
             input_modalities: ["text"].into_iter().chain(image).collect(),
             max_model_len: model.context_length,
+            capabilities: model.capabilities.clone(),
         }
     }
 }

@@ -451,6 +451,11 @@ impl Fixture {
         read_response(request.send(body).expect("a response"))
     }
 
+    pub fn delete_with(&self, path: &str, body: &Value) -> HttpResponse {
+        let request = self.agent.delete(self.url(path)).force_send_body();
+        read_response(request.content_type("application/json").send(body.to_string()).expect("a response"))
+    }
+
     pub fn post_with(&self, path: &str, body: &Value, header: (&str, &str)) -> HttpResponse {
         self.post_bytes(path, body.to_string().as_bytes(), header)
     }
@@ -564,7 +569,8 @@ pub fn completion(more: Value) -> Value {
     merged(json!({ "model": MODEL, "prompt": "say" }), more)
 }
 
-fn merged(mut body: Value, more: Value) -> Value {
+/// An object with additional fields.
+pub fn merged(mut body: Value, more: Value) -> Value {
     let fields = body.as_object_mut().unwrap();
     fields.extend(more.as_object().unwrap().clone());
     body

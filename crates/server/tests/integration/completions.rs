@@ -445,7 +445,7 @@ fn a_model_without_a_chat_template_serves_text_completions_only() {
 fn the_models_endpoints_describe_the_model() {
     let server = Fixture::new();
     let model = json!({ "id": MODEL, "object": "model", "created": 1_700_000_000, "owned_by": "indrik",
-        "input_modalities": ["text"], "max_model_len": 256 });
+        "input_modalities": ["text"], "max_model_len": 256, "capabilities": ["completion"] });
     assert_eq!(server.get("/v1/models").json(), json!({ "object": "list", "data": [model] }));
     // With a plain slash, and escaped as client libraries do.
     assert_eq!(server.get("/v1/models/tiny/gemma").json(), model);

@@ -15,18 +15,18 @@ use crate::common::{Fixture, Mock, completion, model, tokenizer};
 
 /// Models "a", "b", … of one unit each, and "large" of ten.
 #[derive(Default)]
-struct TestLoader {
+pub(crate) struct TestLoader {
     /// Loads wait until this is set.
     open: (Mutex<bool>, Condvar),
     /// Units in use, and the most that ever were.
-    used: Arc<AtomicU64>,
+    pub(crate) used: Arc<AtomicU64>,
     most: Arc<AtomicU64>,
-    loads: Arc<Mutex<Vec<String>>>,
+    pub(crate) loads: Arc<Mutex<Vec<String>>>,
     errors: Mutex<Vec<(u64, BackendError)>>,
 }
 
 impl TestLoader {
-    fn new() -> Arc<TestLoader> {
+    pub(crate) fn new() -> Arc<TestLoader> {
         let loader = TestLoader::default();
         *loader.open.0.lock().unwrap() = true;
         Arc::new(loader)
@@ -51,7 +51,7 @@ fn description(id: &str) -> ModelDescription {
     ModelDescription { id: id.to_owned(), aliases, created: 1_700_000_000, ..Default::default() }
 }
 
-struct Handle(Arc<TestLoader>);
+pub(crate) struct Handle(pub(crate) Arc<TestLoader>);
 
 impl ModelLoader for Handle {
     fn list(&self) -> Vec<ModelDescription> {
@@ -115,12 +115,12 @@ impl OpenModel for Opened {
     }
 }
 
-fn server(loader: &Arc<TestLoader>, options: PoolOptions) -> Fixture {
+pub(crate) fn server(loader: &Arc<TestLoader>, options: PoolOptions) -> Fixture {
     let models = Models::on_demand(Arc::new(Handle(loader.clone())), options);
     Fixture::with_models(Arc::new(Mock::new()), models, Config::default())
 }
 
-fn one_at_a_time() -> PoolOptions {
+pub(crate) fn one_at_a_time() -> PoolOptions {
     PoolOptions { memory_budget: 1, ..PoolOptions::default() }
 }
 

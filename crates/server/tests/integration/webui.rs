@@ -92,7 +92,8 @@ fn the_page_needs_no_key_but_what_it_fetches_does() {
 #[test]
 fn the_page_can_be_switched_off() {
     let server = Fixture::with_config(Mock::new(), Config { webui: false, ..Config::default() });
-    server.get("/").error(404, "unknown_url");
+    let got = server.get("/");
+    assert_eq!((got.status, got.body.as_str()), (200, "Indrik is running"));
     assert_eq!(server.get("/v1/models").status, 200);
 }
 

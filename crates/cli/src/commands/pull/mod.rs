@@ -8,7 +8,7 @@ mod machine;
 mod progress;
 mod select;
 
-use std::{path::Path, process::ExitCode, time::Instant};
+use std::{path::Path, process::ExitCode, sync::atomic::AtomicBool, time::Instant};
 
 use anyhow::Context;
 use checkpoint::ModelKind;
@@ -96,6 +96,22 @@ pub fn pull_for_use(model: &str, device: Option<&str>) -> anyhow::Result<String>
     Ok(name)
 }
 
+/// Pulls a model for another program: by name or from a repository, without any output.
+pub fn pull_quietly(
+    request: &ModelRequest,
+    device: Option<&str>,
+    report: &mut dyn FnMut(PullEvent),
+    cancel: &AtomicBool,
+) -> anyhow::Result<Pulled> {
+    let arguments = Arguments { device: device.map(str::to_string), ..Arguments::default() };
+    let (settings, store) = (Settings::from_environment(), Store::open_default()?);
+    let options = PullOptions { settings: &settings, verify: false, cancel };
+    let name = request.store_name();
+    let pull = Pull { arguments: &arguments, store: &store, options, request, name: &name, is_quiet: true };
+    let (pulled, _) = pull.run(report)?.context("the model was not pulled")?;
+    Ok(pulled)
+}
+
 /// A pulled model.
 struct Outcome {
     request: ModelRequest,
@@ -130,10 +146,10 @@ fn execute(arguments: &Arguments, text: &str) -> anyhow::Result<Option<Outcome>>
     let store = Store::open_default()?;
     let control = output::control();
     let options = PullOptions { settings: &settings, verify: arguments.verify, cancel: &control.cancel };
-    let pull = Pull { arguments, store: &store, options, request: &request, name: &name };
+    let pull = Pull { arguments, store: &store, options, request: &request, name: &name, is_quiet: false };
     let start = Instant::now();
     let mut reporter = Reporter::new(&name);
-    let result = pull.run(&mut reporter);
+    let result = pull.run(&mut |event| reporter.report(event));
     let verified = reporter.is_verified();
     drop(reporter);
     let Some((pulled, choice)) = result? else { return Ok(None) };
@@ -157,32 +173,37 @@ struct Pull<'a> {
     options: PullOptions<'a>,
     request: &'a ModelRequest,
     name: &'a str,
+    /// Whether the choice of the files is not explained.
+    is_quiet: bool,
 }
+
+/// Receives the events of a pull.
+type Report<'a> = &'a mut dyn FnMut(PullEvent);
 
 impl Pull<'_> {
     /// The pulled model, and how it was chosen; `None` for a dry run, which has been reported.
-    fn run(&self, reporter: &mut Reporter) -> anyhow::Result<Option<(Pulled, Value)>> {
+    fn run(&self, report: Report<'_>) -> anyhow::Result<Option<(Pulled, Value)>> {
         if let ModelRequest::Catalogue { model, qat: false, quant: None } = self.request
             && self.uses_pinned(model)
         {
-            return self.pull_pinned(model, reporter);
+            return self.pull_pinned(model, report);
         }
         if let ModelRequest::Catalogue { model, qat: false, quant: None } = self.request
             && let Some(folder) = model.folder.as_ref().filter(|_| self.takes_pinned())
         {
-            return self.pull_folder(model, folder, reporter);
+            return self.pull_folder(model, folder, report);
         }
-        if let Some(pulled) = self.already_pulled(reporter)? {
+        if let Some(pulled) = self.already_pulled(report)? {
             return Ok(Some((pulled, Value::Null)));
         }
         match self.request {
-            ModelRequest::Url(url) => self.pull_url(url, reporter),
-            _ => self.pull_repository(reporter),
+            ModelRequest::Url(url) => self.pull_url(url, report),
+            _ => self.pull_repository(report),
         }
     }
 
     /// The model as an earlier pull of the same request left it. The hub is not asked.
-    fn already_pulled(&self, reporter: &mut Reporter) -> anyhow::Result<Option<Pulled>> {
+    fn already_pulled(&self, report: Report<'_>) -> anyhow::Result<Option<Pulled>> {
         let other_revision = matches!(
             self.request,
             ModelRequest::Repository { revision: Some(revision), .. } if revision != "main"
@@ -196,7 +217,6 @@ impl Pull<'_> {
         }
         let requested = self.request.to_string();
         let same = |pulled: &Pulled| pulled.record.request.as_ref() == Some(&requested);
-        let report = &mut |event: PullEvent| reporter.report(event);
         let (verify, cancel) = (self.options.verify, self.options.cancel);
         Ok(self.store.pulled(self.name, verify, cancel, report)?.filter(same))
     }
@@ -215,7 +235,7 @@ impl Pull<'_> {
         &self,
         model: &Model,
         folder: &PinnedFolder,
-        reporter: &mut Reporter,
+        report: Report<'_>,
     ) -> anyhow::Result<Option<(Pulled, Value)>> {
         let (bytes, files) = (folder.bytes(), folder.files.len());
         if self.arguments.dry_run {
@@ -233,13 +253,14 @@ impl Pull<'_> {
             }
             return Ok(None);
         }
-        note!("{}: {}, {files} files, {}", model.name, model.title, format_bytes(bytes));
-        let report = &mut |event: PullEvent| reporter.report(event);
+        if !self.is_quiet {
+            note!("{}: {}, {files} files, {}", model.name, model.title, format_bytes(bytes));
+        }
         let pulled = store::pull_folder(self.store, model, folder, &self.options, report)?;
         Ok(Some((pulled, Value::Null)))
     }
 
-    fn pull_pinned(&self, model: &Model, reporter: &mut Reporter) -> anyhow::Result<Option<(Pulled, Value)>> {
+    fn pull_pinned(&self, model: &Model, report: Report<'_>) -> anyhow::Result<Option<(Pulled, Value)>> {
         let Some(pinned) = &model.pinned else { anyhow::bail!("{} has no pinned file", model.name) };
         if self.arguments.dry_run {
             let (quant, bytes) = (pinned.quant, pinned.bytes);
@@ -257,22 +278,23 @@ impl Pull<'_> {
             }
             return Ok(None);
         }
-        note!("{}: {}, {}, {}", model.name, model.title, pinned.quant, format_bytes(pinned.bytes));
-        let report = &mut |event: PullEvent| reporter.report(event);
+        if !self.is_quiet {
+            note!("{}: {}, {}, {}", model.name, model.title, pinned.quant, format_bytes(pinned.bytes));
+        }
         let pulled = store::pull_pinned(self.store, model, pinned, &self.options, report)?;
         Ok(Some((pulled, Value::Null)))
     }
 
-    fn pull_url(&self, url: &str, reporter: &mut Reporter) -> anyhow::Result<Option<(Pulled, Value)>> {
+    fn pull_url(&self, url: &str, report: Report<'_>) -> anyhow::Result<Option<(Pulled, Value)>> {
         let hub = Hub::new(self.options.settings, self.options.cancel)?;
         let machine = Machine::detect(self.arguments.device.as_deref())?;
         let selection = select::from_url(&hub, url, &machine)?;
         let bytes = selection.bytes();
         let download = ModelDownload::of_url(self.request, self.name, url, bytes)?;
-        self.download(&download, &selection, &machine, reporter)
+        self.download(&download, &selection, &machine, report)
     }
 
-    fn pull_repository(&self, reporter: &mut Reporter) -> anyhow::Result<Option<(Pulled, Value)>> {
+    fn pull_repository(&self, report: Report<'_>) -> anyhow::Result<Option<(Pulled, Value)>> {
         let hub = Hub::new(self.options.settings, self.options.cancel)?;
         let machine = Machine::detect(self.arguments.device.as_deref())?;
         let query = select::Query {
@@ -281,7 +303,7 @@ impl Pull<'_> {
             store: self.store,
             name: self.name,
         };
-        let selection = select::from_hub(&hub, &query, &machine, &mut |event| reporter.report(event))?;
+        let selection = select::from_hub(&hub, &query, &machine, report)?;
         let mut download = match &selection {
             Selection::Gguf { listing, variant, image_encoders, .. } => {
                 let encoder = match (self.arguments.mmproj, image_encoders.first()) {
@@ -297,7 +319,7 @@ impl Pull<'_> {
             download.title = model.title.to_string();
             download.licence = Some((model.licence.name.to_string(), Some(model.licence.url.to_string())));
         }
-        self.download(&download, &selection, &machine, reporter)
+        self.download(&download, &selection, &machine, report)
     }
 
     /// Explains the choice, checks the disk, and downloads unless this is a dry run.
@@ -306,7 +328,7 @@ impl Pull<'_> {
         download: &ModelDownload,
         selection: &Selection,
         machine: &Machine,
-        reporter: &mut Reporter,
+        report: Report<'_>,
     ) -> anyhow::Result<Option<(Pulled, Value)>> {
         let choice = selection.to_json(machine);
         let explanation = format!(
@@ -333,8 +355,9 @@ impl Pull<'_> {
             return Ok(None);
         }
         disk?;
-        note!("{explanation}");
-        let report = &mut |event: PullEvent| reporter.report(event);
+        if !self.is_quiet {
+            note!("{explanation}");
+        }
         let pulled = download.pull(self.store, &self.options, report)?;
         Ok(Some((pulled, choice)))
     }

@@ -13,8 +13,10 @@ mod hardware;
 mod load;
 mod notify;
 mod offer;
+mod pulls;
 mod settings;
 mod signals;
+
 mod summary;
 mod values;
 
@@ -38,10 +40,11 @@ use crate::{
 use controls::Controls;
 use load::Loader;
 use offer::Offer;
+use pulls::UserStore;
 use settings::{Flags, Settings};
 use signals::Outcome;
 
-/// Serve a model over HTTP with an OpenAI-compatible API
+/// Serve a model over HTTP with the APIs of OpenAI, Anthropic and Ollama
 #[derive(Args)]
 #[command(after_help = "Example: indrik serve -m gemma-3-4b-it --api-key-file keys.txt\n\n\
                         Every setting is a flag, an environment variable, or a key of the file given by --config, in this order \
@@ -73,7 +76,8 @@ pub fn run(arguments: &Arguments, matches: &ArgMatches) -> anyhow::Result<ExitCo
     // Mistakes in the model's name or settings are reported at once.
     let first = offer.preload().first().map(|name| offer.open(name)).transpose()?;
     let first = first.map(|first| first.description());
-    let takes_images = offer.whole_store || first.as_ref().is_some_and(|first| first.takes_images);
+    let takes_images =
+        offer.whole_store || first.as_ref().is_some_and(server::ModelDescription::takes_images);
     if takes_images && !offer.settings().is_set("max-body-size") {
         config.max_body_bytes = config.max_body_bytes.max(BODY_BYTES_WITH_IMAGES);
     }
@@ -87,7 +91,10 @@ pub fn run(arguments: &Arguments, matches: &ArgMatches) -> anyhow::Result<ExitCo
         load_timeout: settings.load_timeout.0,
     };
     let models = Models::on_demand(Arc::new(loader.clone()), options);
-    let models = models.with_machine(Arc::new(loader.hardware.clone()));
+    let mut models = models.with_machine(Arc::new(loader.hardware.clone()));
+    if loader.offer.whole_store {
+        models = models.with_store(Arc::new(UserStore { device: settings.device.clone() }));
+    }
 
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let address = SocketAddr::new(settings.host, settings.port);

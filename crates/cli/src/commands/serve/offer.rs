@@ -10,11 +10,14 @@ use std::{
 use checkpoint::ModelKind;
 use indrik::{EmbeddingFiles, EmbeddingOptions, ModelFiles, Options};
 use model::ImageProcessor;
-use server::ModelDescription;
+use server::{ModelDescription, ModelFacts};
 use store::{EntryKind, Store, StoreEntry};
 
 use super::settings::Settings;
-use crate::loading::{LoadArguments, ModelArguments};
+use crate::{
+    commands::models,
+    loading::{LoadArguments, ModelArguments},
+};
 
 /// The name in --models that stands for all models of the store.
 const WHOLE_STORE: &str = "store";
@@ -263,28 +266,44 @@ impl OfferedModel {
     /// What requests may know of it.
     pub fn description(&self) -> ModelDescription {
         match self {
-            OfferedModel::Language(model) => ModelDescription {
-                id: model.served.id.clone(),
-                aliases: model.served.aliases.clone(),
-                created: model.served.created,
-                file_bytes: file_bytes(model.files.path()),
-                context_length: Some(model.context_length),
-                takes_images: model.served.images.is_ok(),
-                embeds: false,
-            },
-            OfferedModel::Embedder(model) => ModelDescription {
-                id: model.served.id.clone(),
-                aliases: model.served.aliases.clone(),
-                created: model.served.created,
-                file_bytes: file_bytes(model.files.path()),
-                context_length: Some(model.served.max_tokens),
-                takes_images: false,
-                embeds: true,
-            },
+            OfferedModel::Language(model) => {
+                let base = ModelDescription::of(&model.served, model.context_length);
+                let description = with_files(base, model.files.path());
+                let config = model.files.config();
+                let facts = ModelFacts {
+                    embedding_length: config.hidden,
+                    block_count: config.layers,
+                    head_count: config.heads,
+                    head_count_kv: config.kv_heads,
+                    ..description.facts
+                };
+                ModelDescription { facts, ..description }
+            }
+            OfferedModel::Embedder(model) => {
+                with_files(ModelDescription::of_embedder(&model.served), model.files.path())
+            }
         }
     }
 }
 
-fn file_bytes(path: &Path) -> u64 {
-    path.metadata().map_or(0, |data| data.len())
+/// Adds what the files of a model say of it.
+fn with_files(description: ModelDescription, path: &Path) -> ModelDescription {
+    let entries = Store::open_default().and_then(|store| store.entries()).unwrap_or_default();
+    let entry = entries.into_iter().find(|entry| entry.path == path);
+    // Of a symbolic link, the size of the file that it leads to.
+    let bytes = entry.as_ref().map(|entry| entry.bytes).filter(|bytes| *bytes > 0);
+    let sha256 = entry.and_then(|entry| entry.record).map(|record| record.sha256);
+    let facts = models::facts(path);
+    ModelDescription {
+        file_bytes: bytes.unwrap_or_else(|| path.metadata().map_or(0, |data| data.len())),
+        sha256: sha256.filter(|digest| !digest.is_empty()),
+        facts: ModelFacts {
+            format: if models::is_gguf(path) { "gguf" } else { "safetensors" }.to_owned(),
+            architecture: facts.family.unwrap_or_default(),
+            parameters: facts.parameters.unwrap_or(0),
+            quantization: facts.quantisation.unwrap_or_default(),
+            ..description.facts
+        },
+        ..description
+    }
 }
