@@ -1,5 +1,5 @@
-"""Open WebUI with the server as its OpenAI connection, and as its Ollama connection if the server has that API, driven
-through Open WebUI's own HTTP API: models, a chat, a stream, a tool call, a title."""
+"""Open WebUI with the server as its OpenAI connection and as its Ollama connection, driven through Open
+WebUI's own HTTP API: models, a chat, a stream, a tool call, a title."""
 
 import json
 import os
@@ -85,16 +85,6 @@ def converse(webui, model):
     assert webui.json("/api/v1/tasks/title/completions", title)["choices"][0]["message"]["content"] == ANSWER
 
 
-def has_ollama_api():
-    try:
-        request = urllib.request.Request(f"{URL}/api/tags", headers={"Authorization": f"Bearer {KEY}"})
-        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:
-            return "models" in json.load(response)
-    except urllib.error.HTTPError as error:
-        assert error.code == 404, error
-        return False
-
-
 def converse_as_ollama(webui):
     # The prefix tells the connection's model from that of the OpenAI connection.
     connection = {"enable": True, "key": KEY, "prefix_id": "ollama"}
@@ -120,10 +110,7 @@ with tempfile.TemporaryDirectory() as folder, socket.socket() as listener:
         webui.sign_in()
         assert webui.models() == [MODEL]
         converse(webui, MODEL)
-        if has_ollama_api():
-            converse_as_ollama(webui)
-        else:
-            print("the server has no /api/tags, so the Ollama connection was not tried")
+        converse_as_ollama(webui)
     finally:
         process.kill()
         process.wait()

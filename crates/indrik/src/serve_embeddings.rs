@@ -79,7 +79,8 @@ fn embed_error(error: Error, index: usize) -> EmbedError {
             true => format!("is '{name}', but the model has no prompts: leave it out"),
             false => format!("is '{name}', but must be one of {}", known.join(", ")),
         }),
-        Error::Model(model::Error::Gpu(gpu::Error::DeviceLost { .. })) => EmbedError::DeviceLost,
+        Error::Gpu(gpu::Error::DeviceLost { .. })
+        | Error::Model(model::Error::Gpu(gpu::Error::DeviceLost { .. })) => EmbedError::DeviceLost,
         error => EmbedError::Internal(error.to_string()),
     }
 }

@@ -17,13 +17,15 @@ use crate::state::AppState;
 /// Maximum number of texts in a request, same as OpenAI's.
 pub(crate) const MAX_INPUTS: usize = 2048;
 
-/// Texts of a request that are embedded before others have their turn.
-const TURN: usize = 32;
+/// Maximum texts per turn: requests for one embedding model alternate.
+const TEXTS_PER_TURN: usize = 32;
 
 /// Texts to embed.
 #[derive(Debug)]
 pub(crate) struct EmbedRequest {
     pub(crate) inputs: Vec<EmbeddingInput>,
+    /// Whether they were given as a list, for errors.
+    pub(crate) is_list: bool,
     pub(crate) options: EmbeddingOptions,
     /// Names of the fields with the texts and the prompt's name, for errors.
     pub(crate) fields: (&'static str, &'static str),
@@ -53,14 +55,26 @@ pub(crate) async fn embed<T: Send + 'static>(
         parse(&body, &model)
     })
     .await?;
-    let EmbedRequest { inputs, options, fields } = request;
+    let EmbedRequest { inputs, is_list, options, fields } = request;
     check_dimensions(&served, &options)?;
     let mut texts = Vec::with_capacity(inputs.len());
     let mut rest = inputs;
     while !rest.is_empty() {
-        let later = rest.split_off(rest.len().min(TURN));
+        let later = rest.split_off(rest.len().min(TEXTS_PER_TURN));
         let first = texts.len();
-        texts.extend(embed_turn(app, log, &served, rest, options.clone(), first, fields).await?);
+        let embedded = embed_turn(app, &served, rest, options.clone()).await?;
+        texts.extend(embedded.map_err(|error| match error {
+            EmbedError::Input(index, reason) if is_list => {
+                Error::invalid_field(format!("{}[{}]", fields.0, first + index), reason)
+            }
+            EmbedError::Input(_, reason) => Error::invalid_field(fields.0, reason),
+            EmbedError::Prompt(reason) => Error::invalid_field(fields.1, reason),
+            EmbedError::DeviceLost => Error::DeviceLost,
+            EmbedError::Internal(details) => {
+                log.span.in_scope(|| tracing::error!(%details, "texts could not be embedded"));
+                Error::Internal
+            }
+        })?);
         rest = later;
     }
     log.add_prompt_tokens(texts.iter().map(|text| text.tokens as u32).sum());
@@ -78,16 +92,13 @@ fn check_dimensions(served: &ServedEmbedder, options: &EmbeddingOptions) -> Resu
     }
 }
 
-/// Embeds some texts of a request, the first of which has this index, once it is its turn.
+/// Embeds some texts of a request, once it is its turn.
 async fn embed_turn(
     app: &AppState,
-    log: &LogEntry,
     served: &Lease<ServedEmbedder>,
     inputs: Vec<EmbeddingInput>,
     options: EmbeddingOptions,
-    first: usize,
-    (input_field, prompt_field): (&'static str, &'static str),
-) -> Result<Vec<EmbeddedText>, Error> {
+) -> Result<Result<Vec<EmbeddedText>, EmbedError>, Error> {
     let timeout = app.config.queue_timeout;
     let turn = tokio::time::timeout(timeout, served.turn.clone().acquire_owned()).await;
     let turn = turn.map_err(|_| Error::QueueTimeout(timeout))?.expect("the semaphore is never closed");
@@ -96,15 +107,5 @@ async fn embed_turn(
         let _turn = turn;
         Ok(model.embedder.embed(&inputs, &options))
     };
-    blocking(work).await?.map_err(|error| match error {
-        EmbedError::Input(index, reason) => {
-            Error::invalid_field(format!("{input_field}[{}]", first + index), reason)
-        }
-        EmbedError::Prompt(reason) => Error::invalid_field(prompt_field, reason),
-        EmbedError::DeviceLost => Error::DeviceLost,
-        EmbedError::Internal(details) => {
-            log.span.in_scope(|| tracing::error!(%details, "texts could not be embedded"));
-            Error::Internal
-        }
-    })
+    blocking(work).await
 }

@@ -70,6 +70,8 @@ impl Models {
 pub struct PoolOptions {
     /// Models to load before requests are accepted, by name.
     pub preload: Vec<String>,
+    /// Whether requests may name only one model: they are refused early then, if its queue is full.
+    pub is_single: bool,
     /// Bytes for all loaded models together.
     pub memory_budget: u64,
     /// Time after its last request when a model is unloaded. `None`: only when another one needs its memory.
@@ -82,6 +84,7 @@ impl Default for PoolOptions {
     fn default() -> PoolOptions {
         PoolOptions {
             preload: vec![],
+            is_single: false,
             memory_budget: u64::MAX,
             keep_alive: None,
             load_timeout: Duration::from_secs(300),

@@ -25,6 +25,8 @@ pub struct Pool(Arc<Inner>);
 struct Inner {
     loader: Option<Arc<dyn ModelLoader>>,
     load_timeout: Duration,
+    /// Whether there is only one model.
+    is_single: bool,
     config: Config,
     state: Mutex<State>,
     /// Notified whenever a model was unloaded or a load has ended.
@@ -81,6 +83,7 @@ impl Pool {
         let mut state = State::new(options.memory_budget, options.keep_alive);
         loaded.into_iter().for_each(|model| state.add_loaded(model));
         Ok(Pool(Arc::new(Inner {
+            is_single: options.is_single || loader.is_none(),
             loader,
             load_timeout: options.load_timeout,
             config: config.clone(),
@@ -104,16 +107,20 @@ impl Pool {
     /// A model by one of its names. Loads it if need be, as soon as there is memory. `NAME:latest` is also a name of
     /// `NAME`, unless another model has it.
     pub(crate) async fn acquire(&self, name: &str) -> Result<AnyLease, Error> {
-        match (self.acquire_exact(name).await, without_default_tag(name)) {
-            (Err(unknown @ Error::UnknownModel(_)), Some(plain)) => match self.acquire_exact(plain).await {
-                Err(Error::UnknownModel(_)) => Err(unknown),
-                acquired => acquired,
-            },
+        let timeout = Some(self.0.load_timeout);
+        match (self.acquire_exact(name, timeout).await, without_default_tag(name)) {
+            (Err(unknown @ Error::UnknownModel(_)), Some(plain)) => {
+                match self.acquire_exact(plain, timeout).await {
+                    Err(Error::UnknownModel(_)) => Err(unknown),
+                    acquired => acquired,
+                }
+            }
             (acquired, _) => acquired,
         }
     }
 
-    async fn acquire_exact(&self, name: &str) -> Result<AnyLease, Error> {
+    /// Waits for the model for `timeout`; without one, as long as it takes.
+    async fn acquire_exact(&self, name: &str, timeout: Option<Duration>) -> Result<AnyLease, Error> {
         let _ = self.0.runtime.set(Handle::current());
         if let Some(lease) = self.try_acquire(name) {
             return Ok(lease);
@@ -130,7 +137,7 @@ impl Pool {
                 Err(reason) => return Err(Error::ModelUnavailable { model: name.to_owned(), reason }),
             }
         }
-        let timeout = self.0.load_timeout;
+        let Some(timeout) = timeout else { return granted.await.map_err(|_| Error::Internal)? };
         match tokio::time::timeout(timeout, granted).await {
             Ok(Ok(granted)) => granted,
             Ok(Err(_)) => Err(Error::Internal),
@@ -192,7 +199,7 @@ impl Pool {
     /// Unloads a model as soon as no request uses it.
     pub(crate) fn unload(&self, name: &str) {
         self.set_keep_alive(name, Some(Duration::ZERO));
-        // The end of a use has the effect.
+        // Releasing the lease applies it.
         drop(self.try_acquire(name));
     }
 
@@ -243,9 +250,6 @@ impl Pool {
     fn start_unload(&self, model: Served) {
         let (pool, id) = (self.clone(), model.id().to_owned());
         tracing::info!(model = id, "unloading the model");
-        if let Some(generator) = model.generator() {
-            self.state().retired.add_counters(&generator.status());
-        }
         let spawned = Arc::new(Mutex::new(Some(model)));
         let moved = spawned.clone();
         let work = move || {
@@ -286,7 +290,7 @@ impl Pool {
     pub async fn preload(&self) -> Result<(), String> {
         // Each is removed from the list once it is loaded.
         while let Some(name) = self.first_starting() {
-            let loaded = self.acquire(&name).await;
+            let loaded = self.acquire_exact(&name, None).await;
             loaded.map_err(|error| match error {
                 Error::ModelUnavailable { model, reason } => format!("{model}: {reason}"),
                 error => error.to_string(),
@@ -310,7 +314,7 @@ impl Pool {
         waiters.into_iter().for_each(|waiter| drop(waiter.send(Err(Error::shutting_down()))));
         self.run(effects);
         let is_busy = |slot: &Slot| {
-            slot.leases == 0 && matches!(slot.phase, SlotPhase::Loading { .. } | SlotPhase::Unloading)
+            slot.leases == 0 && matches!(slot.phase, SlotPhase::Loading { .. } | SlotPhase::Unloading(_))
         };
         let mut state = self.state();
         while state.slots.iter().any(is_busy) {
@@ -327,7 +331,7 @@ impl Pool {
                 Some(SlotPhase::Loading { control, .. }) => control.stage(),
                 _ => String::new(),
             };
-            return Some(if stage.is_empty() { "the model is loading".to_owned() } else { stage });
+            return Some(if stage.is_empty() { format!("{name} is loading") } else { stage });
         }
         state.generators().find_map(|generator| generator.not_ready())
     }
@@ -335,17 +339,17 @@ impl Pool {
     /// The error that any submission would get now, such as a full queue.
     pub(crate) fn would_reject(&self) -> Option<SubmitError> {
         // With several models it depends on the request.
-        match self.0.loader {
-            None => self.state().generators().find_map(|generator| generator.would_reject()),
-            Some(_) => None,
+        match self.0.is_single {
+            true => self.state().generators().find_map(|generator| generator.would_reject()),
+            false => None,
         }
     }
 
-    /// Whether the GPU responds, asked with the model that was used last; true if none is loaded.
+    /// Whether the GPU responds, asked with the language model that was used last; true if none is loaded.
     pub(crate) async fn probe(&self) -> bool {
-        let id = self.state().current().map(|slot| slot.description.id.clone());
-        let lease = id.and_then(|id| self.try_acquire(&id));
-        match lease {
+        // Not a use: probes must not keep a model from being unloaded.
+        let held = self.state().current().and_then(Slot::hold);
+        match held.map(|model| AnyLease::new(model, self.clone())) {
             Some(AnyLease::Language(lease)) => lease.generator.probe().await,
             Some(AnyLease::Embedder(_)) | None => true,
         }
@@ -355,13 +359,21 @@ impl Pool {
     pub(crate) fn status(&self) -> Status {
         let state = self.state();
         let mut status = state.retired.clone();
-        state.generators().for_each(|generator| status.add(&generator.status()));
+        for slot in &state.slots {
+            match &slot.phase {
+                SlotPhase::Ready(model) | SlotPhase::Draining(model) => {
+                    model.generator().into_iter().for_each(|generator| status.add(&generator.status()));
+                }
+                SlotPhase::Unloading(last) => status.add_counters(last),
+                SlotPhase::Loading { .. } => {}
+            }
+        }
         status
     }
 
-    /// The model that was used last.
+    /// The language model that was used last.
     pub(crate) fn current(&self) -> Option<CurrentModel> {
-        let state = self.state();
+        let mut state = self.state();
         let slot = state.current()?;
         let (SlotPhase::Ready(model) | SlotPhase::Draining(model)) = &slot.phase else { return None };
         let generator = model.generator()?;
@@ -382,7 +394,7 @@ impl Pool {
                 SlotPhase::Loading { control, .. } => LoadState::Loading(control.stage()),
                 SlotPhase::Ready(_) => LoadState::Ready,
                 SlotPhase::Draining(_) => LoadState::Draining,
-                SlotPhase::Unloading => LoadState::Unloading,
+                SlotPhase::Unloading(_) => LoadState::Unloading,
             },
             bytes: slot.bytes,
             requests: slot.leases,
@@ -419,13 +431,16 @@ impl State {
     fn generators(&self) -> impl Iterator<Item = &Arc<dyn Generator>> {
         self.slots.iter().filter_map(|slot| match &slot.phase {
             SlotPhase::Ready(model) | SlotPhase::Draining(model) => model.generator(),
-            SlotPhase::Loading { .. } | SlotPhase::Unloading => None,
+            SlotPhase::Loading { .. } | SlotPhase::Unloading(_) => None,
         })
     }
 
-    /// The loaded model that was used last.
-    fn current(&self) -> Option<&Slot> {
-        let is_loaded = |slot: &&Slot| matches!(slot.phase, SlotPhase::Ready(_) | SlotPhase::Draining(_));
-        self.slots.iter().filter(is_loaded).max_by_key(|slot| slot.last_use)
+    /// The loaded language model that was used last.
+    fn current(&mut self) -> Option<&mut Slot> {
+        let is_language_model = |slot: &&mut Slot| match &slot.phase {
+            SlotPhase::Ready(model) | SlotPhase::Draining(model) => model.generator().is_some(),
+            SlotPhase::Loading { .. } | SlotPhase::Unloading(_) => false,
+        };
+        self.slots.iter_mut().filter(is_language_model).max_by_key(|slot| slot.last_use)
     }
 }

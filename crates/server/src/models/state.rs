@@ -53,7 +53,8 @@ pub(super) enum SlotPhase {
     Ready(Served),
     /// In use, but its memory is needed: it gets no new requests.
     Draining(Served),
-    Unloading,
+    /// With its last counters.
+    Unloading(Box<Status>),
 }
 
 /// A model that waits for memory.
@@ -111,10 +112,8 @@ impl State {
         self.uses += 1;
         let last_use = self.uses;
         let slot = self.slot(name)?;
-        let SlotPhase::Ready(model) = &slot.phase else { return None };
-        slot.leases += 1;
         slot.last_use = last_use;
-        Some(model.clone())
+        slot.hold()
     }
 
     /// Adds a request to those that wait for a model. Returns the waiter if the model is neither loading nor in the
@@ -196,9 +195,14 @@ impl State {
 
     /// The memory of a model is free.
     pub(super) fn unloaded(&mut self, id: &str) -> Vec<Effect> {
-        let is_unloaded =
-            |slot: &Slot| slot.description.id == id && matches!(slot.phase, SlotPhase::Unloading);
-        self.slots.retain(|slot| !is_unloaded(slot));
+        let retired = &mut self.retired;
+        self.slots.retain(|slot| match &slot.phase {
+            SlotPhase::Unloading(status) if slot.description.id == id => {
+                retired.add_counters(status);
+                false
+            }
+            _ => true,
+        });
         self.advance()
     }
 
@@ -216,7 +220,7 @@ impl State {
                 break;
             }
             let is_leaving =
-                |slot: &&Slot| matches!(slot.phase, SlotPhase::Unloading | SlotPhase::Draining(_));
+                |slot: &&Slot| matches!(slot.phase, SlotPhase::Unloading(_) | SlotPhase::Draining(_));
             let used: u64 = self.slots.iter().map(|slot| slot.bytes).sum();
             let leaving: u64 = self.slots.iter().filter(is_leaving).map(|slot| slot.bytes).sum();
             let fits = |used: u64| used.saturating_add(bytes) <= self.memory_budget;
@@ -300,6 +304,13 @@ impl State {
 }
 
 impl Slot {
+    /// Keeps a model that is ready loaded, until it is released. Does not count as a use.
+    pub(super) fn hold(&mut self) -> Option<Served> {
+        let SlotPhase::Ready(model) = &self.phase else { return None };
+        self.leases += 1;
+        Some(model.clone())
+    }
+
     /// Time until it is unloaded if no request uses it again; `None`: not until its memory is needed.
     pub(super) fn expires_in(&self) -> Option<Duration> {
         let idle =
@@ -309,12 +320,10 @@ impl Slot {
 
     /// Frees a loaded model that is not in use.
     pub(super) fn unload(&mut self) -> Option<Effect> {
-        match std::mem::replace(&mut self.phase, SlotPhase::Unloading) {
-            SlotPhase::Ready(model) | SlotPhase::Draining(model) => Some(Effect::Unload(model)),
-            phase => {
-                self.phase = phase;
-                None
-            }
-        }
+        let (SlotPhase::Ready(model) | SlotPhase::Draining(model)) = &self.phase else { return None };
+        let model = model.clone();
+        let status = model.generator().map(|generator| generator.status()).unwrap_or_default();
+        self.phase = SlotPhase::Unloading(Box::new(status));
+        Some(Effect::Unload(model))
     }
 }

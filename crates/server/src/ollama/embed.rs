@@ -113,7 +113,7 @@ pub(crate) async fn embeddings(
 fn set_keep_alive(app: &AppState, id: &str, keep_alive: Option<KeepAlive>) {
     if let Some(keep_alive) = keep_alive {
         app.models.set_keep_alive(id, keep_alive);
-        // The end of a use has the effect.
+        // Releasing the lease applies it.
         drop(app.models.try_acquire(id));
     }
 }
@@ -124,6 +124,7 @@ fn parse_embed(body: &Value, _: &ServedEmbedder) -> Result<(EmbedRequest, Kept),
     const FIELD: &str = "input";
     let fields: EmbedFields = parse(body)?;
     let invalid = |message: &str| Error::invalid_field(FIELD, message);
+    let is_list = fields.input.is_array();
     let inputs: Vec<EmbeddingInput> = match fields.input {
         Value::String(text) => vec![EmbeddingInput::Text(text)],
         Value::Array(texts) => {
@@ -144,13 +145,17 @@ fn parse_embed(body: &Value, _: &ServedEmbedder) -> Result<(EmbedRequest, Kept),
         prompt: None,
     };
     let keep_alive = parse_keep_alive(fields.keep_alive.as_ref())?;
-    Ok((EmbedRequest { inputs, options, fields: (FIELD, "prompt") }, (fields.model, keep_alive)))
+    Ok((EmbedRequest { inputs, is_list, options, fields: (FIELD, FIELD) }, (fields.model, keep_alive)))
 }
 
 fn parse_embeddings(body: &Value, _: &ServedEmbedder) -> Result<(EmbedRequest, Option<KeepAlive>), Error> {
     let EmbeddingsFields { prompt, keep_alive, .. } = parse(body)?;
     let options = EmbeddingOptions { truncate: true, ..EmbeddingOptions::default() };
-    let request =
-        EmbedRequest { inputs: vec![EmbeddingInput::Text(prompt)], options, fields: ("prompt", "prompt") };
+    let request = EmbedRequest {
+        inputs: vec![EmbeddingInput::Text(prompt)],
+        is_list: false,
+        options,
+        fields: ("prompt", "prompt"),
+    };
     Ok((request, parse_keep_alive(keep_alive.as_ref())?))
 }

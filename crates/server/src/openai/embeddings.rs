@@ -144,7 +144,8 @@ fn parse_request(body: &Value, model: &ServedEmbedder) -> Result<(EmbedRequest, 
         prompt: request.prompt_name,
     };
     let fields = ("input", "prompt_name");
-    Ok((EmbedRequest { inputs, options, fields }, request.encoding_format.unwrap_or_default()))
+    let is_list = inputs.len() > 1 || request.input.pointer("/0").is_some_and(|first| !first.is_number());
+    Ok((EmbedRequest { inputs, is_list, options, fields }, request.encoding_format.unwrap_or_default()))
 }
 
 /// Texts or token ids: one, or a list.

@@ -54,6 +54,22 @@ impl Loader {
         })
     }
 
+    /// Sets the report, unless another model came first.
+    fn set_report(&self, report: impl FnOnce() -> ReadyReport) {
+        self.report.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(report);
+    }
+
+    fn start_embedder(&self, model: EmbeddingModel, progress: &LoadControl) -> anyhow::Result<LoadedModel> {
+        let terminal = loading::Terminal::default();
+        let control = Control::default();
+        let report = |stage: LoadProgress<'_>| report_load(stage, progress, &terminal, &control);
+        let loaded = model.files.load_with(model.options, &control, &report)?;
+        drop(terminal);
+        announce(format_args!("model    {} in {:.1} s", model.files.path().display(), loaded.load_seconds()));
+        self.set_report(|| ReadyReport::embedder(&loaded, &model.served.id));
+        Ok(LoadedModel::embedder(model.served, Arc::new(loaded)))
+    }
+
     fn open_offered(&self, name: &str) -> anyhow::Result<Opened> {
         let model = self.offer.open(name)?;
         let bytes = match &model {
@@ -107,17 +123,11 @@ impl Opened {
         let Opened { loader, model, description, .. } = self;
         let model = match model {
             OfferedModel::Language(model) => *model,
-            OfferedModel::Embedder(model) => return start_embedder(model, progress),
+            OfferedModel::Embedder(model) => return loader.start_embedder(model, progress),
         };
         let terminal = loading::Terminal::default();
         let control = Arc::<Control>::default();
-        let report = |stage: LoadProgress<'_>| {
-            progress.set_stage(loading::describe(stage));
-            terminal.show(stage);
-            if progress.is_cancelled() {
-                control.cancel.store(true, Ordering::Relaxed);
-            }
-        };
+        let report = |stage: LoadProgress<'_>| report_load(stage, progress, &terminal, &control);
         let hooks =
             LoadHooks { progress: &report, control: control.clone(), reload_control: loader.reload.clone() };
         let loaded = model.files.load_with(model.options, hooks)?;
@@ -131,27 +141,24 @@ impl Opened {
         summary::model_lines(&loaded).iter().for_each(|line| announce(format_args!("{line}")));
         let engine = loaded.metered_engine(loader.hardware.power_meter())?;
         watch(&engine)?;
-        let mut first = loader.report.lock().unwrap_or_else(PoisonError::into_inner);
-        first.get_or_insert_with(|| ReadyReport::new(&loaded, &description.id));
+        loader.set_report(|| ReadyReport::new(&loaded, &description.id));
         let resources = Background::start(loaded, loader.hardware.clone())?;
         Ok(LoadedModel::new(model.served, Arc::new(engine)).keeping(resources))
     }
 }
 
-fn start_embedder(model: EmbeddingModel, progress: &LoadControl) -> anyhow::Result<LoadedModel> {
-    let terminal = loading::Terminal::default();
-    let control = Control::default();
-    let report = |stage: LoadProgress<'_>| {
-        progress.set_stage(loading::describe(stage));
-        terminal.show(stage);
-        if progress.is_cancelled() {
-            control.cancel.store(true, Ordering::Relaxed);
-        }
-    };
-    let loaded = model.files.load_with(model.options, &control, &report)?;
-    drop(terminal);
-    announce(format_args!("model    {} in {:.1} s", model.files.path().display(), loaded.load_seconds()));
-    Ok(LoadedModel::embedder(model.served, Arc::new(loaded)))
+/// Shows the progress of a load, and cancels it if it should end.
+fn report_load(
+    stage: LoadProgress<'_>,
+    progress: &LoadControl,
+    terminal: &loading::Terminal,
+    control: &Control,
+) {
+    progress.set_stage(loading::describe(stage));
+    terminal.show(stage);
+    if progress.is_cancelled() {
+        control.cancel.store(true, Ordering::Relaxed);
+    }
 }
 
 /// Ends the process if an engine's thread ends before it was stopped.

@@ -16,7 +16,6 @@ mod offer;
 mod pulls;
 mod settings;
 mod signals;
-
 mod summary;
 mod values;
 
@@ -76,16 +75,15 @@ pub fn run(arguments: &Arguments, matches: &ArgMatches) -> anyhow::Result<ExitCo
     // Mistakes in the model's name or settings are reported at once.
     let first = offer.preload().first().map(|name| offer.open(name)).transpose()?;
     let first = first.map(|first| first.description());
-    let takes_images =
-        offer.whole_store || first.as_ref().is_some_and(server::ModelDescription::takes_images);
+    let takes_images = offer.whole_store || offer.list().iter().any(server::ModelDescription::takes_images);
     if takes_images && !offer.settings().is_set("max-body-size") {
         config.max_body_bytes = config.max_body_bytes.max(BODY_BYTES_WITH_IMAGES);
     }
     let loader = Loader::new(offer)?;
     let settings = loader.offer.settings();
-    let preload = loader.offer.preload();
     let options = PoolOptions {
-        preload: preload.clone(),
+        preload: loader.offer.preload(),
+        is_single: loader.offer.is_single(),
         memory_budget: loader.memory_budget,
         keep_alive: settings.unload_after.map(|time| time.0),
         load_timeout: settings.load_timeout.0,

@@ -56,6 +56,11 @@ pub struct EmbeddingModel {
 
 impl Offer {
     pub fn new(settings: Settings) -> anyhow::Result<Offer> {
+        if settings.preload.iter().any(|name| name == WHOLE_STORE) {
+            anyhow::bail!(
+                "--preload store: name the models to load at startup; --models store offers all of them"
+            );
+        }
         let given = settings.model.iter().chain(&settings.preload).chain(&settings.models);
         let mut named: Vec<String> = vec![];
         for name in given.filter(|name| *name != WHOLE_STORE) {
@@ -68,10 +73,15 @@ impl Offer {
         if offer.named.is_empty() && offer.entries().is_empty() {
             anyhow::bail!(
                 "no model given, and the local store has none: use -m, INDRIK_MODEL or the key `model` of the settings \
-                 file; `indrik pull` lists the models that can be downloaded"
+                 file; `indrik search` lists the models that can be pulled"
             );
         }
         Ok(offer)
+    }
+
+    /// Whether requests may name only one model.
+    pub fn is_single(&self) -> bool {
+        !self.whole_store && self.named.len() == 1
     }
 
     pub fn settings(&self) -> &Settings {

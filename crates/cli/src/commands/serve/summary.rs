@@ -1,7 +1,7 @@
 //! Startup summary: model, device, memory plan, limits and settings; as text for the log and as JSON for programs.
 
 use gpu::format_bytes;
-use indrik::Model;
+use indrik::{EmbeddingModel, Model};
 use serde::Serialize;
 
 use super::{settings::Settings, values::Size};
@@ -92,6 +92,18 @@ impl ReadyReport {
             pages: capacity.pages,
             load_seconds: report.seconds,
             ready_seconds: 0.0,
+        }
+    }
+
+    /// The report of an embedding model, which has neither sequences nor pages.
+    pub fn embedder(model: &EmbeddingModel, id: &str) -> Self {
+        Self {
+            model: id.to_owned(),
+            device: model.device().name.clone(),
+            driver: model.device().driver.clone(),
+            context: model.max_tokens(),
+            load_seconds: model.load_seconds(),
+            ..Self::default()
         }
     }
 
