@@ -8,6 +8,7 @@ use tensor::Encoding;
 use crate::{
     complete::{self, Inventory},
     config::{Config, MetaValue, RopeScaling},
+    embedding,
     error::{Error, Result},
     folder, gguf, layerwise, native,
     slot::{Role, Slot},
@@ -29,7 +30,8 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Opens a GGUF file, a native file, a Hugging Face folder or a layerwise-quantised folder.
+    /// Opens a GGUF file, a native file, a Hugging Face folder or a layerwise-quantised folder. An embedding model is an
+    /// error of its own: see [`EmbeddingCheckpoint`](crate::EmbeddingCheckpoint).
     pub fn open(path: &Path) -> Result<Self> {
         let is_native = path.extension().is_some_and(|extension| extension == "safetensors");
         let (source, config) = match () {
@@ -37,6 +39,11 @@ impl Checkpoint {
             () if is_native => native::open(path)?,
             () => open_gguf(path)?,
         };
+        Self::from_source(path, source, config)
+    }
+
+    /// A model whose headers have been read.
+    pub(crate) fn from_source(path: &Path, source: Source, config: Config) -> Result<Self> {
         let inventory = complete::check(&config, &source)
             .map_err(|incomplete| Error::Incomplete { path: path.to_path_buf(), incomplete })?;
         let mut checkpoint = Self { path: path.to_path_buf(), source, config, inventory };
@@ -117,12 +124,14 @@ impl Checkpoint {
 
 fn open_gguf(path: &Path) -> Result<(Source, Config)> {
     let gguf = gguf::open(path)?;
+    embedding::reject_gguf(path, &gguf.metadata)?;
     let mut config = Config::from_gguf(path, &|key| gguf.metadata.get(key).map(MetaValue::from))?;
     config.detect_values(&gguf.source);
     Ok((gguf.source, config))
 }
 
 fn open_folder(path: &Path) -> Result<(Source, Config)> {
+    embedding::reject_folder(path)?;
     let folder = if layerwise::detect(path)? { layerwise::open(path)? } else { folder::open(path)? };
     let config = Config::from_hf(&folder.config_path(), &folder.config)?;
     Ok((folder.source, config))

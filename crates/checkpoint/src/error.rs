@@ -66,6 +66,26 @@ pub enum Error {
         /// A supported alternative.
         fix: String,
     },
+    /// A model that generates text is needed, but this one turns text into vectors.
+    #[error(
+        "{} is an embedding model, which turns text into vectors and generates none: use `indrik embed`, or choose a \
+         model that generates text",
+        path.display()
+    )]
+    IsEmbeddingModel {
+        /// The file or folder.
+        path: PathBuf,
+    },
+    /// An embedding model is needed, but this one generates text.
+    #[error(
+        "{} generates text and is not an embedding model: use `indrik generate` or `indrik chat`, or choose an embedding \
+         model, for example all-minilm",
+        path.display()
+    )]
+    IsGenerativeModel {
+        /// The file or folder.
+        path: PathBuf,
+    },
 }
 
 impl Error {

@@ -16,6 +16,8 @@
 //! [`Checkpoint::vision`] does the same for the image encoder of a model that sees, which may be in a file of its own
 //! ([`vision`]).
 //!
+//! [`EmbeddingCheckpoint`] does the same for models that turn text into vectors ([`embedding`]).
+//!
 //! [`tokenizer`] extracts the tokenizer data; the `text` crate interprets it. Tensor data is read by the
 //! `weights` crate, which loads it onto the GPU.
 //!
@@ -38,6 +40,7 @@ mod architecture;
 mod checkpoint;
 pub mod complete;
 pub mod config;
+pub mod embedding;
 mod error;
 pub mod family;
 pub mod folder;
@@ -56,6 +59,7 @@ pub mod vision;
 pub use architecture::Architecture;
 pub use checkpoint::Checkpoint;
 pub use config::Config;
+pub use embedding::{Bert, EmbeddingCheckpoint, EmbeddingConfig, ModelKind, Pooling, Prompts, TextLayers};
 pub use error::{Error, Result};
 pub use incomplete::{Incomplete, Problem};
 pub use layer::{Attention, AttentionSpan, Dense, Experts, FeedForward, LayerSpec, Mixer, Values};

@@ -25,6 +25,8 @@ pub enum Tower {
     Vision,
     /// The projection from the image encoder's output to the language model.
     Projector,
+    /// The dense layers of an embedding model, after pooling.
+    Pooled,
 }
 
 /// The function of a tensor in its layer or tower.
@@ -33,6 +35,12 @@ pub enum Tower {
 pub enum Role {
     /// Token embeddings; also the head if tied.
     Embed,
+    /// Embeddings of segment types (BERT).
+    TypeEmbed,
+    /// The norm of the embeddings (BERT).
+    EmbedNorm,
+    /// Its bias.
+    EmbedNormBias,
     /// The norm after the last layer.
     FinalNorm,
     /// The output projection, if it is not the embedding matrix.
@@ -121,6 +129,12 @@ pub enum Role {
     AttentionNormBias,
     /// Bias of attention's output projection.
     OutputBias,
+    /// Bias of the norm after attention (BERT).
+    PostAttentionNormBias,
+    /// Bias of the norm after the feed-forward block (BERT).
+    PostFeedForwardNormBias,
+    /// A dense layer after pooling (EmbeddingGemma).
+    Dense,
     /// Bias of the norm before the feed-forward block.
     FeedForwardNormBias,
     /// Bias of the up projection.
@@ -155,6 +169,11 @@ impl Slot {
             _ => Tower::Vision,
         };
         Slot { tower, layer, expert: None, role }
+    }
+
+    /// A dense layer after pooling.
+    pub fn dense(index: u32) -> Self {
+        Slot { tower: Tower::Pooled, layer: Some(index), expert: None, role: Role::Dense }
     }
 
     /// A tensor of an expert.

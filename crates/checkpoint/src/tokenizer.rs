@@ -47,6 +47,9 @@ pub struct Vocabulary {
     pub eos: Option<u32>,
     /// End-of-turn token.
     pub eot: Option<u32>,
+    /// Token after a text (BERT).
+    #[serde(default)]
+    pub separator: Option<u32>,
     /// Unknown token.
     pub unknown: Option<u32>,
     /// Padding token.
@@ -59,6 +62,9 @@ pub struct Vocabulary {
     pub suppressed: Vec<u32>,
     /// Whether prompts start with `bos`.
     pub add_bos: Option<bool>,
+    /// Whether texts end with `eos`.
+    #[serde(default)]
+    pub add_eos: Option<bool>,
     /// Whether a space is prepended to the text.
     pub add_space_prefix: Option<bool>,
     /// The chat template.
@@ -129,6 +135,8 @@ pub(crate) fn from_gguf(path: &Path) -> Result<Option<TokenizerData>> {
         bos: id("bos_token_id")?,
         eos: id("eos_token_id")?,
         eot: id("eot_token_id")?,
+        // The converters' spelling.
+        separator: id("seperator_token_id")?,
         unknown: id("unknown_token_id")?,
         pad: id("padding_token_id")?,
         fim: FimIds {
@@ -141,6 +149,7 @@ pub(crate) fn from_gguf(path: &Path) -> Result<Option<TokenizerData>> {
         },
         suppressed: suppressed.map_or(vec![], |ids| ids.into_owned()),
         add_bos: flag("add_bos_token")?,
+        add_eos: flag("add_eos_token")?,
         add_space_prefix: flag("add_space_prefix")?,
         chat_template: text("tokenizer.chat_template")?,
     }))))

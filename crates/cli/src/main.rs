@@ -43,6 +43,7 @@ enum Command {
     Generate(commands::generate::Arguments),
     Chat(commands::chat::Arguments),
     Serve(Box<commands::serve::Arguments>),
+    Embed(commands::embed::Arguments),
     Eval(commands::eval::Arguments),
     Pull(Box<commands::pull::Arguments>),
     Search(commands::search::Arguments),
@@ -88,6 +89,7 @@ fn run(command: Command, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
             let given = matches.subcommand_matches("serve").cloned().unwrap_or_default();
             commands::serve::run(&arguments, &given)
         }
+        Command::Embed(arguments) => commands::embed::run(&arguments),
         Command::Eval(arguments) => commands::eval::run(&arguments),
         Command::Pull(arguments) => commands::pull::run(&arguments),
         Command::Search(arguments) => commands::search::run(&arguments),

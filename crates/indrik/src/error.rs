@@ -89,6 +89,45 @@ pub enum Error {
         /// Images.
         given: usize,
     },
+    /// A text has more tokens than an embedding model takes.
+    #[error(
+        "text {number} has {tokens} tokens, but at most {max_tokens} fit: shorten it, split it, or allow truncation"
+    )]
+    TextTooLong {
+        /// Which of the texts, counted from 1.
+        number: usize,
+        /// Its tokens, special tokens included.
+        tokens: usize,
+        /// Maximum tokens of a text.
+        max_tokens: u32,
+    },
+    /// A text without any token.
+    #[error(
+        "text {number} is empty, and this model has no special tokens that would stand for it: leave it out"
+    )]
+    EmptyText {
+        /// Which of the texts, counted from 1.
+        number: usize,
+    },
+    /// Vectors cannot have this many dimensions.
+    #[error("{dimensions} dimensions: the vectors of this model have 1 to {max_dimensions}")]
+    Dimensions {
+        /// As requested.
+        dimensions: u32,
+        /// Those of the model.
+        max_dimensions: u32,
+    },
+    /// An embedding model has no prompt with this name.
+    #[error(
+        "the model has no prompt '{name}': {}",
+        if known.is_empty() { "it has none at all".to_owned() } else { format!("it has {}", known.join(", ")) }
+    )]
+    UnknownPrompt {
+        /// The name.
+        name: String,
+        /// Names of the prompts that it has.
+        known: Vec<String>,
+    },
     /// A reply was requested before the chat had a user message.
     #[error("the conversation has no user message to reply to")]
     EmptyChat,

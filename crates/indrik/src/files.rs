@@ -133,18 +133,12 @@ impl ModelFiles {
 
     /// The model's description for the HTTP server. `id` is its name in requests; the file name if `None`.
     pub fn served_as(&self, id: Option<String>) -> Result<server::Model> {
-        let path = self.path();
         let language = self.language()?;
-        // Only files have an extension: a folder's name may contain a dot.
-        let name = if path.is_file() { path.file_stem() } else { path.file_name() };
-        let name = name.map(|name| name.to_string_lossy().into_owned());
-        let modified =
-            std::fs::metadata(path).and_then(|data| data.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
-        let aliases = name.iter().filter(|name| id.as_ref().is_some_and(|id| id != *name)).cloned().collect();
+        let (id, aliases, created) = served_names(self.path(), id);
         Ok(server::Model {
-            id: id.or(name).unwrap_or_else(|| "model".to_owned()),
+            id,
             aliases,
-            created: modified.duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
+            created,
             tokenizer: language.tokenizer,
             vocab_size: self.config().vocab,
             stop_token_ids: language.stop_token_ids,
@@ -158,4 +152,15 @@ impl ModelFiles {
     pub(crate) fn no_chat_template(&self) -> Error {
         Error::NoChatTemplate { path: self.path().to_owned() }
     }
+}
+
+/// Id, aliases and creation time of a model for the HTTP server. `id` is its name in requests; the file name if `None`.
+pub(crate) fn served_names(path: &Path, id: Option<String>) -> (String, Vec<String>, u64) {
+    // Only files have an extension: a folder's name may contain a dot.
+    let name = if path.is_file() { path.file_stem() } else { path.file_name() };
+    let name = name.map(|name| name.to_string_lossy().into_owned());
+    let modified = std::fs::metadata(path).and_then(|data| data.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
+    let aliases = name.iter().filter(|name| id.as_ref().is_some_and(|id| id != *name)).cloned().collect();
+    let created = modified.duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+    (id.or(name).unwrap_or_else(|| "model".to_owned()), aliases, created)
 }

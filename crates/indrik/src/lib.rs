@@ -36,12 +36,16 @@
 //! | [`Generation`] | one request | [`Generation::finish_completion`], or drop, which cancels |
 //! | [`Chat`], [`Reply`] | a conversation, its next message | [`Reply::finish`], or drop, which discards the message |
 //!
+//! Embedding models turn texts into vectors and generate none: [`EmbeddingFiles`] and [`EmbeddingModel`] are to them what
+//! [`ModelFiles`] and [`Model`] are to the others.
+//!
 //! All errors are variants of [`Error`].
 
 mod backend;
 mod chat;
 mod conversation;
 mod device;
+mod embedding;
 mod error;
 mod files;
 mod generate;
@@ -51,10 +55,12 @@ mod memory;
 mod model;
 mod sampling;
 mod serve;
+mod serve_embeddings;
 
 pub use backend::HeapProbe;
 pub use chat::{Chat, ChatReply, Reply, ReplyEvent, ToolChoice};
 pub use device::DeviceSelector;
+pub use embedding::{EmbedOptions, Embedding, EmbeddingFiles, EmbeddingModel, EmbeddingOptions};
 pub use error::{Error, Result};
 pub use files::ModelFiles;
 pub use generate::{

@@ -28,7 +28,7 @@ const RELOAD_DELAYS: [Duration; 3] =
 
 /// Default step timeout. Mesa's CPU driver can take minutes per step on a busy machine; no GPU takes this
 /// long.
-const STEP_TIMEOUT: Duration = Duration::from_secs(300);
+pub(crate) const STEP_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// How a model is loaded and run.
 #[derive(Clone, Debug)]

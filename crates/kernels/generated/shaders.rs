@@ -625,17 +625,19 @@ pub mod bias_gelu {
         pub vec4s_per_thread: u32,
         /// `OUTPUT`: `uint`, constant 2.
         pub output: u32,
+        /// `ERF`: `bool`, constant 3.
+        pub erf: bool,
     }
 
     impl Default for Constants {
         fn default() -> Self {
-            Self { threads: 64, vec4s_per_thread: 1, output: 0 }
+            Self { threads: 64, vec4s_per_thread: 1, output: 0, erf: false }
         }
     }
 
     impl gpu::SpecConstants for Constants {
         fn values(&self) -> Vec<u32> {
-            vec![self.threads, self.vec4s_per_thread, self.output]
+            vec![self.threads, self.vec4s_per_thread, self.output, u32::from(self.erf)]
         }
     }
 
@@ -644,7 +646,7 @@ pub mod bias_gelu {
         name: "bias_gelu.t0",
         spirv: include_bytes!("bias_gelu.t0.spv"),
         push_size: 40,
-        constant_ids: &[0, 1, 2],
+        constant_ids: &[0, 1, 2, 3],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 
@@ -2023,17 +2025,25 @@ pub mod layer_norm {
         pub add: bool,
         /// `OUTPUT`: `uint`, constant 3.
         pub output: u32,
+        /// `NORMED_RESIDUAL`: `bool`, constant 4.
+        pub normed_residual: bool,
     }
 
     impl Default for Constants {
         fn default() -> Self {
-            Self { threads: 64, vec4s_per_thread: 1, add: false, output: 0 }
+            Self { threads: 64, vec4s_per_thread: 1, add: false, output: 0, normed_residual: false }
         }
     }
 
     impl gpu::SpecConstants for Constants {
         fn values(&self) -> Vec<u32> {
-            vec![self.threads, self.vec4s_per_thread, u32::from(self.add), self.output]
+            vec![
+                self.threads,
+                self.vec4s_per_thread,
+                u32::from(self.add),
+                self.output,
+                u32::from(self.normed_residual),
+            ]
         }
     }
 
@@ -2042,7 +2052,7 @@ pub mod layer_norm {
         name: "layer_norm.t0",
         spirv: include_bytes!("layer_norm.t0.spv"),
         push_size: 72,
-        constant_ids: &[0, 1, 2, 3],
+        constant_ids: &[0, 1, 2, 3, 4],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 
@@ -2051,7 +2061,7 @@ pub mod layer_norm {
         name: "layer_norm.t1",
         spirv: include_bytes!("layer_norm.t1.spv"),
         push_size: 72,
-        constant_ids: &[0, 1, 2, 3],
+        constant_ids: &[0, 1, 2, 3, 4],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 
@@ -3218,6 +3228,75 @@ pub mod router {
 
     /// All tiers of `router.comp`, lowest first.
     pub static TIERS: &[(u32, &gpu::Shader)] = &[(0, &T0), (1, &T1)];
+}
+
+/// Generated from `src/row_mean/row_mean.comp`.
+pub mod row_mean {
+    /// Push constants of `row_mean.comp`.
+    #[derive(Clone, Debug)]
+    pub struct Push {
+        /// Read by the shader.
+        pub x: gpu::Address,
+        /// Read by the shader.
+        pub ranges: gpu::Address,
+        /// Read by the shader.
+        pub active_ranges: gpu::Address,
+        /// Written by the shader.
+        pub y: gpu::Address,
+        /// `uint` in the shader.
+        pub n: u32,
+        /// `uint` in the shader.
+        pub x_stride: u32,
+        /// `uint` in the shader.
+        pub y_stride: u32,
+    }
+
+    impl gpu::PushConstants for Push {
+        const SIZE: u32 = 44;
+
+        fn encode(&self, writer: &mut gpu::PushWriter) {
+            writer.buffer(0, &self.x, gpu::Access::Read);
+            writer.buffer(8, &self.ranges, gpu::Access::Read);
+            writer.buffer(16, &self.active_ranges, gpu::Access::Read);
+            writer.buffer(24, &self.y, gpu::Access::Write);
+            writer.word(32, self.n);
+            writer.word(36, self.x_stride);
+            writer.word(40, self.y_stride);
+        }
+    }
+
+    /// Specialisation constants of `row_mean.comp`.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub struct Constants {
+        /// `THREADS`: `uint`, constant 0.
+        pub threads: u32,
+        /// `OUTPUT`: `uint`, constant 1.
+        pub output: u32,
+    }
+
+    impl Default for Constants {
+        fn default() -> Self {
+            Self { threads: 64, output: 0 }
+        }
+    }
+
+    impl gpu::SpecConstants for Constants {
+        fn values(&self) -> Vec<u32> {
+            vec![self.threads, self.output]
+        }
+    }
+
+    /// `row_mean.comp` at tier T0.
+    pub static T0: gpu::Shader = gpu::Shader {
+        name: "row_mean.t0",
+        spirv: include_bytes!("row_mean.t0.spv"),
+        push_size: 44,
+        constant_ids: &[0, 1],
+        local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
+    };
+
+    /// All tiers of `row_mean.comp`, lowest first.
+    pub static TIERS: &[(u32, &gpu::Shader)] = &[(0, &T0)];
 }
 
 /// Generated from `src/sample/sample_blocks.comp`.

@@ -9,6 +9,7 @@
 //! | [`norm`], [`embed`] | RMSNorm with residual add; embedding lookup |
 //! | [`layer_norm`], [`bias_gelu`], [`clip`] | image encoder: LayerNorm, MLP activation, clipped linear layers |
 //! | [`grid_positions`], [`pool`], [`soft_tokens`] | image encoder: position embeddings, average pooling, soft tokens |
+//! | [`row_mean`] | text encoder: pooling; it shares LayerNorm and MLP activation with image encoders |
 //! | [`softcap`], [`sample`], [`score`] | soft cap of logits; logits to tokens; logits to negative log-likelihoods |
 //! | [`transcode`] | weights from a file's encoding to the tiled layout |
 //! | [`mod@bench`] | bandwidth and dispatch probes, random data |
@@ -75,6 +76,7 @@ pub mod norm;
 pub mod per_layer;
 pub mod pool;
 mod row;
+pub mod row_mean;
 pub mod sample;
 pub mod score;
 pub mod selftest;
@@ -120,6 +122,7 @@ pub static ALL: &[&Kernel] = &[
     &norm::KERNEL,
     &per_layer::KERNEL,
     &pool::KERNEL,
+    &row_mean::KERNEL,
     &sample::KERNEL,
     &score::KERNEL,
     &soft_tokens::KERNEL,

@@ -107,4 +107,13 @@ pub enum Error {
         /// The position of the row.
         position: u32,
     },
+    /// The vector of a text is NaN or infinite.
+    #[error(
+        "the model produced NaN or Inf for a text of {tokens} tokens: its weights may be damaged, or this device may \
+         compute wrongly (try `indrik doctor --selftest`)"
+    )]
+    NonFiniteVector {
+        /// Tokens of the text.
+        tokens: usize,
+    },
 }

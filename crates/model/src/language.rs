@@ -1,7 +1,7 @@
 //! The tokenizer and the chat template of a checkpoint, and how it takes images.
 
 use checkpoint::{
-    Architecture, Checkpoint,
+    Architecture, Checkpoint, EmbeddingCheckpoint,
     tokenizer::{TokenizerData, Vocabulary},
 };
 use text::{ChatTemplate, Tokenizer, VocabularyKind};
@@ -32,18 +32,7 @@ impl Language {
         let path = checkpoint.path.display().to_string();
         let wrong = |reason: text::Error| Error::Text { path: path.clone(), reason };
         let data = checkpoint.tokenizer_data()?.ok_or_else(|| Error::NoTokenizer { path: path.clone() })?;
-        let (tokenizer, template): (Tokenizer, Option<String>) = match data {
-            TokenizerData::Gguf(vocabulary) => from_vocabulary(*vocabulary).map_err(wrong)?,
-            TokenizerData::HuggingFace { tokenizer, config, chat_template } => {
-                let parsed =
-                    config.as_deref().map(|config| text::hf::TokenizerConfig::parse(config.as_bytes()));
-                let parsed = parsed.transpose().map_err(wrong)?;
-                let template = chat_template.or_else(|| parsed?.chat_template);
-                let tokenizer =
-                    Tokenizer::from_hf(tokenizer.as_bytes(), config.as_deref().map(str::as_bytes));
-                (tokenizer.map_err(wrong)?, template)
-            }
-        };
+        let (tokenizer, template) = from_data(data).map_err(wrong)?;
         let name =
             |id: Option<u32>| id.and_then(|id| tokenizer.token_name(id)).unwrap_or_default().into_owned();
         let (bos, eos) = (name(tokenizer.bos()), name(tokenizer.eos()));
@@ -76,15 +65,38 @@ impl Language {
     }
 }
 
+/// The tokenizer of an embedding model; an error if it has none.
+pub fn embedding_tokenizer(checkpoint: &EmbeddingCheckpoint) -> Result<Tokenizer> {
+    let path = checkpoint.path.display().to_string();
+    let data = checkpoint.tokenizer_data()?.ok_or_else(|| Error::NoTokenizer { path: path.clone() })?;
+    let (tokenizer, _) = from_data(data).map_err(|reason| Error::Text { path, reason })?;
+    Ok(tokenizer)
+}
+
+/// The tokenizer, and the chat template if there is one.
+fn from_data(data: TokenizerData) -> text::Result<(Tokenizer, Option<String>)> {
+    match data {
+        TokenizerData::Gguf(vocabulary) => from_vocabulary(*vocabulary),
+        TokenizerData::HuggingFace { tokenizer, config, chat_template } => {
+            let parsed = config.as_deref().map(|config| text::hf::TokenizerConfig::parse(config.as_bytes()));
+            let parsed = parsed.transpose()?;
+            let template = chat_template.or_else(|| parsed?.chat_template);
+            let config = config.as_deref().map(str::as_bytes);
+            Ok((Tokenizer::from_hf(tokenizer.as_bytes(), config)?, template))
+        }
+    }
+}
+
 fn from_vocabulary(data: Vocabulary) -> text::Result<(Tokenizer, Option<String>)> {
     let kind = match data.model.as_str() {
         "llama" => VocabularyKind::SentencePiece,
         "gpt2" => VocabularyKind::Bpe,
         "gemma4" => VocabularyKind::Gemma4,
+        "bert" => VocabularyKind::WordPiece,
         other => {
             let other: String = other.chars().take(64).collect();
             let text = format!(
-                "tokenizer model '{}' is not supported: only llama, gpt2 and gemma4 are",
+                "tokenizer model '{}' is not supported: only llama, gpt2, gemma4 and bert are",
                 other.escape_debug()
             );
             return Err(text::Error::Unsupported(text));
@@ -103,6 +115,7 @@ fn from_vocabulary(data: Vocabulary) -> text::Result<(Tokenizer, Option<String>)
         bos: data.bos,
         eos: data.eos,
         eot: data.eot,
+        separator: data.separator,
         unknown: data.unknown,
         pad: data.pad,
         fim: text::FimIds {
@@ -115,6 +128,7 @@ fn from_vocabulary(data: Vocabulary) -> text::Result<(Tokenizer, Option<String>)
         },
         // llama.cpp's defaults where a file has no such key.
         add_bos: gemma4 || data.add_bos.unwrap_or(kind == VocabularyKind::SentencePiece || has_bos),
+        add_eos: data.add_eos.unwrap_or(false),
         add_space_prefix: !gemma4 && data.add_space_prefix.unwrap_or(kind == VocabularyKind::SentencePiece),
         suppressed: data.suppressed,
         ..text::Vocabulary::new(kind)

@@ -14,6 +14,7 @@
 //! | `sampler` | the sampler's parameters, masks and token counts on the GPU |
 //! | [`pages`] | KV page allocation and the prefix cache, without a GPU |
 //! | `image`, `image_encoder` | images of a prompt and their tokens; from patches to soft tokens |
+//! | `text_encoder` | embedding models: from the tokens of texts to vectors |
 //! | [`language`] | tokenizer and chat template of a checkpoint, and how it takes images |
 //! | [`measure`], [`estimate`] | benchmarks: random weights, profiles of a step, estimated throughput of GPUs that cannot be measured |
 //!
@@ -65,6 +66,7 @@ mod sampling;
 mod size;
 mod state;
 mod step;
+mod text_encoder;
 mod tune;
 
 pub use batch::{DecodeRow, MixedOutput, PrefillChunk, Sampled};
@@ -85,4 +87,5 @@ pub use sampling::Sampling;
 pub use size::Size;
 pub use state::MAX_CHUNKS_PER_STEP;
 pub use tensor::KvScheme;
+pub use text_encoder::{TextEncoder, TextLimits};
 pub use tune::TuneMode;

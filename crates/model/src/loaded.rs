@@ -462,7 +462,7 @@ fn ones(device: &Device, count: u32) -> Result<Buffer> {
     Ok(buffer)
 }
 
-fn rope_tables(device: &Device, config: &Config, attention: &Attention) -> Result<RopeTables> {
+pub(crate) fn rope_tables(device: &Device, config: &Config, attention: &Attention) -> Result<RopeTables> {
     let frequencies = frequencies::rope_frequencies(config, attention);
     let factor = frequencies::rotation_factor(config, attention);
     let tables = Tables::scaled(&frequencies, config.max_positions as usize, factor);

@@ -6,6 +6,8 @@ use sha2::{Digest, Sha256};
 use subtle::{Choice, ConstantTimeEq};
 use tower_http::cors::{AllowHeaders, AllowOrigin, Any, CorsLayer};
 
+use crate::openai::responses::Owner;
+
 /// Accepted API keys, as SHA-256 digests: comparing digests takes the same time for keys of any length.
 pub(crate) struct ApiKeys(Vec<[u8; 32]>);
 
@@ -19,14 +21,24 @@ impl ApiKeys {
         if self.0.is_empty() {
             return true;
         }
-        let bearer = headers.get(AUTHORIZATION).and_then(|value| bearer_token(value.as_bytes()));
-        // The header of Anthropic's clients, and of proxies that keep `Authorization` to themselves.
-        let sent = bearer.or_else(|| headers.get("x-api-key").map(|value| value.as_bytes().trim_ascii()));
-        let Some(sent) = sent else { return false };
+        let Some(sent) = sent_key(headers) else { return false };
         let sent = digest(sent);
         // No early exit: timing must not show which key matched.
         self.0.iter().fold(Choice::from(0), |found, key| found | key.ct_eq(&sent)).into()
     }
+
+    /// Whose the responses are that an authorised request stores: those of its key. Without keys, all are one owner's.
+    pub(crate) fn owner(&self, headers: &HeaderMap) -> Owner {
+        let sent = sent_key(headers).filter(|_| !self.0.is_empty());
+        sent.map(digest).unwrap_or_default()
+    }
+}
+
+/// The key that a request carries.
+fn sent_key(headers: &HeaderMap) -> Option<&[u8]> {
+    let bearer = headers.get(AUTHORIZATION).and_then(|value| bearer_token(value.as_bytes()));
+    // The header of Anthropic's clients, and of proxies that keep `Authorization` to themselves.
+    bearer.or_else(|| headers.get("x-api-key").map(|value| value.as_bytes().trim_ascii()))
 }
 
 /// The token of `Bearer TOKEN`. The scheme is case-insensitive (RFC 9110, section 11.1).

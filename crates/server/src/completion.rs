@@ -25,8 +25,7 @@ use crate::served::ServedModel;
 use crate::state::{AppState, Context};
 use crate::timing::EventTimes;
 
-/// Generates the output of a request: receives its body, parses it with the protocol's `parse`, submits it and waits
-/// for admission. Also returns what `parse` keeps of the request for its response.
+/// Generates the output of a request: [starts](start) it and waits for admission.
 pub(crate) async fn generate<T: Send + 'static>(
     app: &Arc<AppState>,
     log: &Arc<LogEntry>,
@@ -44,19 +43,45 @@ pub(crate) async fn generate_body<T: Send + 'static>(
     body: ReceivedBody,
     parse: impl FnOnce(Value, &Context) -> Result<(GenerationRequest, T), Error> + Send + 'static,
 ) -> Result<(Generation, T), Error> {
+    let (mut generation, kept) = start_body(app, log, body, parse).await?;
+    // The response head is sent after admission, so that a rejected stream gets an error status too.
+    wait_admitted(app, &mut generation).await?;
+    Ok((generation, kept))
+}
+
+/// Waits until the engine has admitted a request.
+pub(crate) async fn wait_admitted(app: &AppState, generation: &mut Generation) -> Result<(), Error> {
+    let timeout = app.config.queue_timeout;
+    tokio::time::timeout(timeout, generation.wait_started())
+        .await
+        .map_err(|_| Error::QueueTimeout(timeout))?
+}
+
+/// Receives the body of a request, parses it with the protocol's `parse` and submits it. Also returns what `parse`
+/// keeps of the request for its response.
+pub(crate) async fn start<T: Send + 'static>(
+    app: &Arc<AppState>,
+    log: &Arc<LogEntry>,
+    request: Request,
+    parse: impl FnOnce(Value, &Context) -> Result<(GenerationRequest, T), Error> + Send + 'static,
+) -> Result<(Generation, T), Error> {
+    let body = receive_body(app, request).await?;
+    start_body(app, log, body, parse).await
+}
+
+/// [`start`] for a body that was received.
+async fn start_body<T: Send + 'static>(
+    app: &Arc<AppState>,
+    log: &Arc<LogEntry>,
+    body: ReceivedBody,
+    parse: impl FnOnce(Value, &Context) -> Result<(GenerationRequest, T), Error> + Send + 'static,
+) -> Result<(Generation, T), Error> {
     let (mut parsed, kept, context) = prepare(app, log, body, parse, encode).await?;
     log.set_model(&parsed.model);
     app.check_ready()?;
     attach_grammar(&context.served, &mut parsed).await?;
-    let mut generation = submit(&context, &mut parsed, log)?;
-    // Free the prompt now: it may be large, and the wait in the queue long.
-    drop(parsed);
-    // The response head is sent after admission, so that a rejected stream gets an error status too.
-    let timeout = app.config.queue_timeout;
-    tokio::time::timeout(timeout, generation.wait_started())
-        .await
-        .map_err(|_| Error::QueueTimeout(timeout))??;
-    Ok((generation, kept))
+    // The prompt is freed here: it may be large, and the wait in the queue long.
+    Ok((submit(&context, &mut parsed, log)?, kept))
 }
 
 /// Everything that can be wrong with a request before its body has arrived.
@@ -71,8 +96,8 @@ pub(crate) fn check_headers(app: &AppState, headers: &HeaderMap) -> Result<(), E
 
 /// The field that all protocols share.
 #[derive(Deserialize)]
-struct ModelField {
-    model: String,
+pub(crate) struct ModelField {
+    pub(crate) model: String,
 }
 
 /// A body as JSON, and the memory that it takes.
@@ -112,7 +137,7 @@ pub(crate) async fn prepare<T: Send + 'static, R: Send + 'static>(
     let ModelField { model } = parse_body(&body)?;
     app.check_ready()?;
     let asked = Instant::now();
-    let served = app.models.acquire(&model).await?;
+    let served = app.models.acquire(&model).await?.language()?;
     log.set_load_time(asked.elapsed());
     let context = Context { app: app.clone(), served };
     let (given, span) = (context.clone(), log.span.clone());

@@ -63,6 +63,10 @@ pub struct Config {
     pub image_url_timeout: Duration,
     /// Whether the model thinks before it answers, unless a request says otherwise. `None`: the chat template's default.
     pub thinking: Option<bool>,
+    /// Maximum number of stored responses. The least recently used ones are evicted.
+    pub max_stored_responses: usize,
+    /// Total bytes of stored responses, as JSON, with their input and its images.
+    pub max_stored_response_bytes: usize,
     /// Serve the web UI at `/`. It needs no key, but what it fetches does.
     pub webui: bool,
     /// Log prompts. Off by default: the log then contains no user content.
@@ -97,6 +101,8 @@ impl Default for Config {
             allow_image_urls: false,
             image_url_timeout: Duration::from_secs(10),
             thinking: None,
+            max_stored_responses: 1024,
+            max_stored_response_bytes: 64 << 20,
             webui: true,
             log_prompts: false,
         }

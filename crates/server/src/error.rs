@@ -34,6 +34,10 @@ pub(crate) enum Error {
     PromptTooLong { tokens: usize, max_tokens: u32 },
     #[error("model '{0}' not found; GET /v1/models lists the available models")]
     UnknownModel(String),
+    #[error("Response with id '{0}' not found.")]
+    ResponseNotFound(String),
+    #[error("Previous response with id '{0}' not found.")]
+    PreviousResponseNotFound(String),
     #[error("invalid or missing API key: send the header 'Authorization: Bearer KEY' or 'x-api-key: KEY'")]
     Unauthorized,
     #[error("an HTTP/1.1 request needs exactly one valid 'Host' header")]
@@ -127,12 +131,15 @@ impl Error {
             | Error::Unsupported { .. }
             | Error::UnsupportedByModel { .. }
             | Error::PromptTooLong { .. }
+            | Error::PreviousResponseNotFound(_)
             | Error::InvalidHost
             | Error::InvalidEncoding(_)
             | Error::Grammar { .. } => StatusCode::BAD_REQUEST,
             Error::HostNotAllowed(_) | Error::Forbidden(_) => StatusCode::FORBIDDEN,
             Error::NotImplemented(_) => StatusCode::NOT_IMPLEMENTED,
-            Error::UnknownModel(_) | Error::UnknownPath(_) => StatusCode::NOT_FOUND,
+            Error::UnknownModel(_) | Error::ResponseNotFound(_) | Error::UnknownPath(_) => {
+                StatusCode::NOT_FOUND
+            }
             Error::Unauthorized => StatusCode::UNAUTHORIZED,
             Error::MethodNotAllowed { .. } => StatusCode::METHOD_NOT_ALLOWED,
             Error::NotJson | Error::UnsupportedEncoding(_) => StatusCode::UNSUPPORTED_MEDIA_TYPE,
@@ -162,6 +169,8 @@ impl Error {
             Error::Unsupported { .. } | Error::UnsupportedByModel { .. } => "unsupported_parameter",
             Error::PromptTooLong { .. } => "context_length_exceeded",
             Error::UnknownModel(_) => "model_not_found",
+            Error::ResponseNotFound(_) => "response_not_found",
+            Error::PreviousResponseNotFound(_) => "previous_response_not_found",
             Error::Unauthorized => "invalid_api_key",
             Error::UnknownPath(_) => "unknown_url",
             Error::MethodNotAllowed { .. } => "method_not_allowed",
@@ -199,6 +208,8 @@ impl Error {
             | Error::Unsupported { param, .. }
             | Error::UnsupportedByModel { param, .. } => Some(param),
             Error::UnknownModel(_) => Some("model"),
+            Error::ResponseNotFound(_) => Some("response_id"),
+            Error::PreviousResponseNotFound(_) => Some("previous_response_id"),
             Error::Grammar { param, .. } => Some(param),
             _ => None,
         }

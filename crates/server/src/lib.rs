@@ -63,6 +63,8 @@ mod config;
 mod connection;
 mod connections;
 mod constraint;
+mod embedder;
+mod embeddings;
 mod emitted;
 mod encoding;
 mod error;
@@ -92,10 +94,12 @@ mod time;
 mod timing;
 mod tokenize;
 mod tools;
+mod truncation;
 mod unsupported;
 mod webui;
 
 pub use config::{Config, Model};
+pub use embedder::{EmbedError, EmbeddedText, Embedder, EmbeddingInput, EmbeddingModel, EmbeddingOptions};
 pub use generator::{Gauge, Generator};
 pub use listen::{Handle, Server, router};
 pub use models::{

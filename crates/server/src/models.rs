@@ -16,12 +16,13 @@ use std::time::Duration;
 use engine::Status;
 
 use crate::config::Model;
+use crate::embedder::{Embedder, EmbeddingModel};
 use crate::generator::{Gauge, Generator};
 use crate::stats::HardwareStats;
 
 pub use description::{Capability, ModelDescription, ModelFacts};
 pub(crate) use description::{find_named, without_default_tag};
-pub(crate) use lease::Lease;
+pub(crate) use lease::{AnyLease, Lease};
 pub use pool::Pool;
 pub(crate) use pool::{LoadState, ModelState};
 pub(crate) use store::Pulls;
@@ -120,18 +121,26 @@ pub trait OpenModel: Send + 'static {
 
 /// A model in device memory.
 pub struct LoadedModel {
-    /// What requests need to know of it.
-    pub model: Model,
-    /// Its engine.
-    pub generator: Arc<dyn Generator>,
+    pub(crate) kind: LoadedKind,
     /// What else belongs to it, dropped after the generator.
     pub(crate) resources: Option<Box<dyn Any + Send + Sync>>,
 }
 
+/// What a model is for.
+pub(crate) enum LoadedKind {
+    Language(Box<Model>, Arc<dyn Generator>),
+    Embedder(EmbeddingModel, Arc<dyn Embedder>),
+}
+
 impl LoadedModel {
-    /// A model that consists of its engine.
+    /// A model that generates text.
     pub fn new(model: Model, generator: Arc<dyn Generator>) -> LoadedModel {
-        LoadedModel { model, generator, resources: None }
+        LoadedModel { kind: LoadedKind::Language(Box::new(model), generator), resources: None }
+    }
+
+    /// A model that embeds texts.
+    pub fn embedder(model: EmbeddingModel, embedder: Arc<dyn Embedder>) -> LoadedModel {
+        LoadedModel { kind: LoadedKind::Embedder(model, embedder), resources: None }
     }
 
     /// Keeps something as long as the model is loaded.

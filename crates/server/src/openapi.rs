@@ -7,11 +7,14 @@ use utoipa::{PartialSchema, ToSchema};
 
 use crate::anthropic::{self, CountTokensRequest, Message, MessagesRequest, StreamEvent, TokenCount};
 use crate::config::{Config, Model};
+use crate::embeddings::MAX_INPUTS;
 use crate::encoding::ACCEPTED;
+use crate::models::ModelDescription;
+use crate::openai::responses::{self, CreateResponse, DeletedResponse, ItemList, ResponseObject};
 use crate::openai::tools::NAME_PATTERN;
 use crate::openai::{
-    ChatChoice, ChatChunkChoice, ChatLogprobs, ChatRequest, Completion, CompletionRequest, ErrorBody,
-    ModelInfo, ModelList, Options, TextChoice, TextLogprobs,
+    ChatChoice, ChatChunkChoice, ChatLogprobs, ChatRequest, Completion, CompletionRequest, EmbeddingList,
+    EmbeddingsRequest, ErrorBody, ModelInfo, ModelList, Options, TextChoice, TextLogprobs,
 };
 use crate::request::{MAX_BIASES, MAX_STOPS};
 use crate::tokenize::{DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse};
@@ -22,10 +25,55 @@ const MESSAGE: &str = "Message";
 const MESSAGES_ERROR: &str = "MessagesErrorBody";
 const STREAM_EVENT: &str = "StreamEvent";
 const TOKEN_COUNT: &str = "TokenCount";
+const RESPONSE: &str = "Response";
+const RESPONSE_EVENT: &str = "ResponseStreamEvent";
+const ITEM_LIST: &str = "ResponseItemList";
+const DELETED: &str = "DeletedResponse";
 
 /// The OpenAPI document of a server with models of these names, and the limits of its only model and of the server.
-pub(crate) fn document(names: &[&String], model: Option<&Model>, config: &Config) -> Value {
-    let mut document = json!({
+pub(crate) fn document(models: &[ModelDescription], model: Option<&Model>, config: &Config) -> Value {
+    let (embedders, generators) = models.iter().partition::<Vec<_>, _>(|model| model.embeds());
+    let mut document = base_document(&names(&generators), model, config);
+    let paths = document["paths"].as_object_mut().expect("an object");
+    add_tokenization(paths);
+    ollama::add_paths(paths);
+    // Without an embedding model all requests would fail.
+    if !embedders.is_empty() {
+        add_embeddings(&mut document, &names(&embedders));
+    }
+    document
+}
+
+/// All names of models.
+fn names<'a>(models: &[&'a ModelDescription]) -> Vec<&'a String> {
+    models.iter().flat_map(|model| std::iter::once(&model.id).chain(&model.aliases)).collect()
+}
+
+/// Adds the paths of embeddings, for models of these names.
+fn add_embeddings(document: &mut Value, names: &[&String]) {
+    let mut operation =
+        operation("Embed texts", json!({ "200": response("The vectors", "EmbeddingList") }), true);
+    operation["requestBody"] = request_body(&reference(&EmbeddingsRequest::name()));
+    document["paths"]["/v1/embeddings"] = json!({ "post": operation });
+    ollama::add_embedding_paths(document["paths"].as_object_mut().expect("an object"));
+    let mut schemas = Map::new();
+    add::<EmbeddingsRequest>(&mut schemas, &EmbeddingsRequest::name());
+    add::<EmbeddingList>(&mut schemas, "EmbeddingList");
+    ollama::add_embedding_schemas(&mut schemas, names);
+    schemas["EmbeddingsRequest"]["properties"]["model"]["enum"] = json!(names);
+    // Without a minimum an empty list would match all three, and `oneOf` allows one match only.
+    for list in 1..=3 {
+        schemas["EmbeddingInputSchema"]["oneOf"][list]["minItems"] = json!(1);
+        schemas["EmbeddingInputSchema"]["oneOf"][list]["maxItems"] = json!(MAX_INPUTS);
+    }
+    schemas["EmbeddingInputSchema"]["oneOf"][3]["items"]["minItems"] = json!(1);
+    let all = document["components"]["schemas"].as_object_mut().expect("an object");
+    all.append(&mut schemas);
+}
+
+/// Everything but embeddings.
+fn base_document(names: &[&String], model: Option<&Model>, config: &Config) -> Value {
+    json!({
         // The first version that describes server-sent events.
         "openapi": "3.2.0",
         "info": { "title": "Indrik", "version": env!("CARGO_PKG_VERSION"), "license": { "name": "MIT OR Apache-2.0" } },
@@ -38,6 +86,29 @@ pub(crate) fn document(names: &[&String], model: Option<&Model>, config: &Config
                 "Create a text completion",
                 &["TextCompletion", "TextCompletion"],
             ),
+            "/v1/responses": create_response(),
+            "/v1/responses/{response_id}": {
+                "parameters": [response_id()],
+                "get": operation("Get a response", json!({ "200": response("The response", RESPONSE) }), true),
+                "delete": operation("Delete a response", json!({ "200": response("Deleted", DELETED) }), true),
+            },
+            "/v1/responses/{response_id}/cancel": {
+                "parameters": [response_id()],
+                "post": operation(
+                    "Cancel a response in the background",
+                    json!({ "200": response("The response", RESPONSE) }),
+                    true,
+                ),
+            },
+            "/v1/responses/{response_id}/input_items": {
+                "parameters": [
+                    response_id(),
+                    query("limit", &json!({ "type": "integer", "minimum": 1, "maximum": 100 })),
+                    query("order", &json!({ "enum": ["asc", "desc"] })),
+                    query("after", &json!({ "type": "string" })),
+                ],
+                "get": operation("List input items", json!({ "200": response("The items", ITEM_LIST) }), true),
+            },
             "/v1/messages": messages(),
             "/v1/messages/count_tokens": count_tokens(),
             "/v1/models": {
@@ -82,11 +153,7 @@ pub(crate) fn document(names: &[&String], model: Option<&Model>, config: &Config
                 "x-api-key": { "type": "apiKey", "in": "header", "name": "x-api-key" },
             },
         },
-    });
-    let paths = document["paths"].as_object_mut().expect("an object");
-    add_tokenization(paths);
-    ollama::add_paths(paths);
-    document
+    })
 }
 
 fn add_tokenization(paths: &mut Map<String, Value>) {
@@ -125,21 +192,40 @@ fn request_body(schema: &Value) -> Value {
     })
 }
 
-/// The path of Anthropic's messages.
-fn messages() -> Value {
-    let data = json!({
-        "type": "string",
-        "contentMediaType": "application/json",
-        "contentSchema": { "anyOf": [reference(STREAM_EVENT), reference(MESSAGES_ERROR)] },
-    });
+/// The path of OpenAI's responses.
+fn create_response() -> Value {
+    let description = "The response: one object, or a stream";
+    let responses = json!({ "200": object_or_events(description, RESPONSE, &reference(RESPONSE_EVENT)) });
+    let mut operation = operation("Create a response", responses, true);
+    operation["requestBody"] = request_body(&reference(&CreateResponse::name()));
+    json!({ "post": operation })
+}
+
+fn response_id() -> Value {
+    json!({ "name": "response_id", "in": "path", "required": true, "schema": { "type": "string" } })
+}
+
+fn query(name: &str, schema: &Value) -> Value {
+    json!({ "name": name, "in": "query", "schema": schema })
+}
+
+/// An object of the schema `name`, or a stream of named events with data of the schema `events`.
+fn object_or_events(description: &str, name: &str, events: &Value) -> Value {
+    let data = json!({ "type": "string", "contentMediaType": "application/json", "contentSchema": events });
     let properties = json!({ "event": { "type": "string" }, "data": data });
     let event = json!({ "type": "object", "required": ["event", "data"], "properties": properties });
     let content = json!({
-        "application/json": { "schema": reference(MESSAGE) },
+        "application/json": { "schema": reference(name) },
         "text/event-stream": { "itemSchema": event },
     });
+    json!({ "description": description, "content": content })
+}
+
+/// The path of Anthropic's messages.
+fn messages() -> Value {
+    let events = json!({ "anyOf": [reference(STREAM_EVENT), reference(MESSAGES_ERROR)] });
     let responses =
-        json!({ "200": { "description": "The message: one object, or a stream", "content": content } });
+        json!({ "200": object_or_events("The message: one object, or a stream", MESSAGE, &events) });
     let body =
         json!({ "allOf": [reference(&CountTokensRequest::name()), reference(&MessagesRequest::name())] });
     anthropic_operation("Create a message (Anthropic's API)", responses, &body)
@@ -203,6 +289,11 @@ fn schemas(names: &[&String], model: Option<&Model>, config: &Config) -> Map<Str
     add::<ChatLogprobs>(&mut schemas, &ChatLogprobs::name());
     add::<TextLogprobs>(&mut schemas, &TextLogprobs::name());
     add::<ErrorBody>(&mut schemas, "ErrorBody");
+    add::<CreateResponse>(&mut schemas, &CreateResponse::name());
+    add::<ResponseObject>(&mut schemas, RESPONSE);
+    add::<responses::StreamEvent>(&mut schemas, RESPONSE_EVENT);
+    add::<ItemList>(&mut schemas, ITEM_LIST);
+    add::<DeletedResponse>(&mut schemas, DELETED);
     add::<CountTokensRequest>(&mut schemas, &CountTokensRequest::name());
     add::<MessagesRequest>(&mut schemas, &MessagesRequest::name());
     add::<Message>(&mut schemas, MESSAGE);
@@ -215,6 +306,7 @@ fn schemas(names: &[&String], model: Option<&Model>, config: &Config) -> Map<Str
     add::<DetokenizeResponse>(&mut schemas, &DetokenizeResponse::name());
     ollama::add_schemas(&mut schemas, names, model);
     refine(&mut schemas, names, model, config);
+    refine_responses(&mut schemas, names, model);
     refine_messages(&mut schemas, names, model);
     schemas
 }
@@ -309,6 +401,31 @@ fn refine(schemas: &mut Map<String, Value>, names: &[&String], model: Option<&Mo
         set("PromptSchema", &format!("/oneOf/{list}"), "minItems", json!(1));
     }
     set("PromptSchema", "/oneOf/3/items", "minItems", json!(1));
+}
+
+/// [`refine`] for the schemas of the Responses API.
+fn refine_responses(schemas: &mut Map<String, Value>, names: &[&String], model: Option<&Model>) {
+    let mut set = |schema: &str, pointer: &str, key: &str, value: Value| {
+        let schema = schemas.get_mut(schema).and_then(|schema| schema.pointer_mut(pointer));
+        schema.expect("the schema has this field")[key] = value;
+    };
+    set("CreateResponse", "/properties/model", "enum", json!(names));
+    set("CreateResponse", "/properties/tools", "maxItems", json!(MAX_TOOLS));
+    set("CreateResponse", "/properties/metadata", "maxProperties", json!(16));
+    set("CreateResponse", "/properties/metadata", "propertyNames", json!({ "maxLength": 64 }));
+    set("CreateResponse", "/properties/metadata/additionalProperties", "maxLength", json!(512));
+    set("FunctionTool", "/properties/type", "enum", json!(["function"]));
+    set("FunctionTool", "/properties/name", "pattern", json!(NAME_PATTERN));
+    set("FunctionChoice", "/properties/name", "pattern", json!(NAME_PATTERN));
+    let types = ["message", "function_call", "function_call_output", "reasoning", "item_reference"];
+    let types: Vec<Value> = types.map(Value::from).into_iter().chain([Value::Null]).collect();
+    set("InputItem", "/properties/type", "enum", json!(types));
+    let image = takes_images(model).then_some("input_image");
+    let texts = ["input_text", "output_text", "refusal", "reasoning_text", "summary_text"];
+    let types: Vec<&str> = texts.into_iter().chain(image).collect();
+    set("InputPart", "/properties/type", "enum", json!(types));
+    set("InputPart", "/properties/file_id", "type", json!("null"));
+    set("InputSchema", "/oneOf/1", "minItems", json!(1));
 }
 
 /// [`refine`] for the schemas of Anthropic's API.

@@ -21,6 +21,7 @@ use crate::random;
 use crate::served::ServedModel;
 use crate::state::Context;
 use crate::tools::{self, ToolCallParsing, ToolOptions};
+use crate::truncation;
 
 /// Maximum number of stop strings.
 pub(crate) const MAX_STOPS: usize = 64;
@@ -83,6 +84,10 @@ pub(crate) struct Conversation {
     pub(crate) prompt_options: PromptOptions,
     /// The first field of the messages with a tool call or a result, for errors.
     pub(crate) tools_used_at: Option<String>,
+    /// The field of the messages, for errors.
+    pub(crate) field: &'static str,
+    /// Whether the oldest messages are left out if the prompt is too long.
+    pub(crate) truncate: bool,
 }
 
 /// Prompts without a template.
@@ -214,15 +219,16 @@ impl ParsedRequest {
         let mut stop_token_ids = if options.ignore_eos { vec![] } else { model.stop_token_ids.clone() };
         let prompts = match input {
             Input::Conversation(conversation) => {
-                let tokens;
-                (tokens, thinking) =
-                    conversation_prompt(*conversation, &pictures, &context.served, &mut constraint)?;
+                let target = truncation_target(options.max_tokens, config, context_length);
+                let served = &context.served;
+                let prompt = conversation_prompt(*conversation, &pictures, served, &mut constraint, target)?;
+                thinking = prompt.thinking;
                 if let Some(ConstraintKind::ToolCalls { grammar, .. }) =
                     constraint.as_ref().map(|found| &found.kind)
                 {
                     tool_calls = Some(ToolCallParsing::new(grammar));
                 }
-                vec![EncodedPrompt { tokens, images: pictures.concat(), echo: String::new() }]
+                vec![EncodedPrompt { tokens: prompt.tokens, images: prompt.images, echo: String::new() }]
             }
             Input::Prompts(prompts) => {
                 scores_prompt = prompts.echo && top_logprobs.is_some();
@@ -313,7 +319,8 @@ pub(crate) fn prompt_tokens(
     let mut constraint = request.options.constraint;
     Ok(match request.input {
         Input::Conversation(conversation) => {
-            conversation_prompt(*conversation, &images.pictures, &context.served, &mut constraint)?.0
+            conversation_prompt(*conversation, &images.pictures, &context.served, &mut constraint, u32::MAX)?
+                .tokens
         }
         Input::Prompts(prompts) => encode_prompts(prompts, &context.served.model)?
             .into_iter()
@@ -361,16 +368,32 @@ fn choice_seed(seed: u64, choice: u32) -> u64 {
     seed.wrapping_add(u64::from(choice).wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }
 
-/// The conversation as tokens, and its thinking. If tools may be called, `constraint` becomes the grammar of their
-/// calls.
+/// Prompt length to which a conversation is truncated: it leaves the requested tokens, or a quarter of the context, but
+/// never more than half of it.
+fn truncation_target(requested: Option<u32>, config: &Config, context_length: u32) -> u32 {
+    let reserved = requested.unwrap_or(context_length / 4).min(context_length / 2);
+    let target = context_length - reserved;
+    config.max_prompt_tokens.map_or(target, |max| max.min(target))
+}
+
+/// A conversation as tokens and images, and its thinking.
+struct ConversationPrompt {
+    tokens: Vec<u32>,
+    images: Vec<Image>,
+    thinking: Option<Thinking>,
+}
+
+/// The prompt of a conversation; if that is to be truncated, to this number of tokens. If tools may be called,
+/// `constraint` becomes the grammar of their calls.
 fn conversation_prompt(
     conversation: Conversation,
     pictures: &[Vec<Image>],
     served: &ServedModel,
     constraint: &mut Option<Constraint>,
-) -> Result<(Vec<u32>, Option<Thinking>), Error> {
+    target: u32,
+) -> Result<ConversationPrompt, Error> {
     let ServedModel { model, tool_support, thinking_format, .. } = served;
-    let Conversation { messages, tools, prompt_options, tools_used_at } = conversation;
+    let Conversation { messages, tools, prompt_options, tools_used_at, field, truncate } = conversation;
     let Some(template) = &model.chat_template else {
         let message = "the model has no chat template: use /v1/completions".to_owned();
         return Err(Error::Invalid { param: Some("model".to_owned()), message });
@@ -381,16 +404,31 @@ fn conversation_prompt(
         let grammar = tools::call_grammar(tools, format, constraint.take())?;
         *constraint = Some(Constraint::tool_calls(grammar, format_field, tools.schema_field));
     }
-    let images_per_picture: Vec<usize> = pictures.iter().map(Vec::len).collect();
-    let pieces = template.encode_with_images(
-        &model.tokenizer,
-        &messages,
-        tools.as_ref().map_or(&[], |tools| &tools.tools),
-        &prompt_options,
-        &images_per_picture,
-    );
-    let pieces = pieces.map_err(|e| Error::invalid_field("messages", e))?;
-    let tokens = join_images(&pieces, &pictures.concat());
+    let render = |messages: &[Message], pictures: &[Vec<Image>]| -> Result<_, Error> {
+        let images_per_picture: Vec<usize> = pictures.iter().map(Vec::len).collect();
+        let pieces = template.encode_with_images(
+            &model.tokenizer,
+            messages,
+            tools.as_ref().map_or(&[], |tools| &tools.tools),
+            &prompt_options,
+            &images_per_picture,
+        );
+        let pieces = pieces.map_err(|e| Error::invalid_field(field, e))?;
+        let images = pictures.concat();
+        Ok((join_images(&pieces, &images), images))
+    };
+    let (mut tokens, mut images) = render(&messages, pictures)?;
+    let fits = |tokens: &[u32]| tokens.len() <= target as usize;
+    if truncate && !fits(&tokens) {
+        let groups = truncation::droppable(&messages);
+        let render_without = |count: usize| {
+            let (messages, pictures) = truncation::without(&groups[..count], &messages, pictures);
+            render(&messages, &pictures)
+        };
+        let is_enough = |count: usize| Ok::<bool, Error>(fits(&render_without(count)?.0));
+        let count = truncation::smallest_fitting(groups.len(), is_enough)?;
+        (tokens, images) = render_without(count)?;
+    }
     let thinking = thinking_format.as_ref().map(|format| {
         let continued = messages.last().map(Message::text);
         let open = match prompt_options.end {
@@ -400,7 +438,7 @@ fn conversation_prompt(
         let off = prompt_options.variables.get("enable_thinking") == Some(&false.into());
         Thinking { format: format.clone(), open, off }
     });
-    Ok((tokens, thinking))
+    Ok(ConversationPrompt { tokens, images, thinking })
 }
 
 /// The tokens for filling in the middle; an error if the model has none.

@@ -51,8 +51,8 @@ pub(crate) trait EventWriter<E = Event>: Send + 'static {
     /// Events after the last part.
     fn end(&mut self) -> Vec<E>;
 
-    /// The last event of a stream that fails.
-    fn error(&self, error: &Error) -> E;
+    /// The last events of a stream that fails.
+    fn error(&mut self, error: &Error) -> Vec<E>;
 
     /// Sent while there are no new tokens; a comment by default.
     fn keep_alive(&self) -> KeepAlive {
@@ -164,7 +164,7 @@ impl<E: Send + 'static, W: EventWriter<E>> EventSource<W, E> {
                     self.parts.clear();
                     self.finished = true;
                     self.log.set_outcome(error.code());
-                    return Some(self.writer.error(&error));
+                    self.queued.extend(self.writer.error(&error));
                 }
                 None => {
                     self.finished = true;

@@ -25,7 +25,7 @@ use crate::error::Error;
 use crate::metrics;
 use crate::models::{LoadState, ModelState, Models, Pool, find_named};
 use crate::ollama;
-use crate::openai;
+use crate::openai::{self, responses};
 use crate::openapi;
 use crate::phase::Phase;
 use crate::response::NDJSON;
@@ -36,6 +36,8 @@ use crate::webui::webui;
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
+const EMBEDDINGS: &str = "/v1/embeddings";
+const RESPONSES: &str = "/v1/responses";
 const MESSAGES: &str = "/v1/messages";
 const COUNT_TOKENS: &str = "/v1/messages/count_tokens";
 const TOKENIZE: &str = "/tokenize";
@@ -56,6 +58,8 @@ pub(crate) fn routes(
     let api = Router::new()
         .route("/api/chat", post(ollama::chat).route_layer(checked.clone()))
         .route("/api/generate", post(ollama::generate).route_layer(checked.clone()))
+        .route("/api/embed", post(ollama::embed).route_layer(checked_count.clone()))
+        .route("/api/embeddings", post(ollama::embeddings).route_layer(checked_count.clone()))
         .route("/api/show", post(ollama::show).route_layer(checked_count.clone()))
         .route("/api/pull", post(ollama::pull).route_layer(checked_count.clone()))
         .route("/api/delete", delete(ollama::delete).route_layer(checked_count.clone()))
@@ -70,6 +74,11 @@ pub(crate) fn routes(
         .merge(api)
         .route(CHAT, post(openai::chat).route_layer(checked.clone()))
         .route(COMPLETIONS, post(openai::completions).route_layer(checked.clone()))
+        .route(EMBEDDINGS, post(openai::embeddings).route_layer(checked_count.clone()))
+        .route(RESPONSES, post(responses::create).route_layer(checked.clone()))
+        .route("/v1/responses/{id}", get(responses::retrieve).delete(responses::delete))
+        .route("/v1/responses/{id}/cancel", post(responses::cancel))
+        .route("/v1/responses/{id}/input_items", get(responses::input_items))
         .route(MESSAGES, post(anthropic::messages).route_layer(checked))
         .route(COUNT_TOKENS, post(anthropic::count_tokens).route_layer(checked_count.clone()))
         .route(TOKENIZE, post(tokenize::tokenize).route_layer(checked_count.clone()))
@@ -202,14 +211,19 @@ async fn check_generation(State(app): State<Arc<AppState>>, request: Request, ne
 
 async fn method_not_allowed(State(app): State<Arc<AppState>>, request: Request) -> Response {
     let (method, path) = (request.method().to_string(), request.uri().path().to_owned());
-    let takes_body =
-        [CHAT, COMPLETIONS, MESSAGES, COUNT_TOKENS, TOKENIZE, DETOKENIZE].contains(&path.as_str());
     let allowed = match path.as_str() {
+        CHAT | COMPLETIONS | EMBEDDINGS | RESPONSES | MESSAGES | COUNT_TOKENS | TOKENIZE | DETOKENIZE => {
+            "POST"
+        }
         "/api/delete" => "DELETE",
-        blob if blob.starts_with("/api/blobs/") => "HEAD, POST",
         "/api/tags" | "/api/ps" | "/api/version" => "GET, HEAD",
-        api if takes_body || api.starts_with("/api/") => "POST",
-        _ => "GET, HEAD",
+        blob if blob.starts_with("/api/blobs/") => "HEAD, POST",
+        api if api.starts_with("/api/") => "POST",
+        path => match path.strip_prefix(RESPONSES).and_then(|rest| rest.rsplit_once('/')) {
+            Some(("", _)) => "GET, HEAD, DELETE",
+            Some((_, "cancel")) => "POST",
+            _ => "GET, HEAD",
+        },
     };
     app.bodies.refuse(request, Error::MethodNotAllowed { method, path, allowed })
 }
@@ -281,14 +295,11 @@ async fn openapi(State(app): State<Arc<AppState>>) -> Result<Json<Value>, Error>
     let models = app.models.list().await?;
     // The limits of a server's only model.
     let only = match &*models {
-        [model] => app.models.try_acquire(&model.id),
+        [model] => app.models.try_acquire(&model.id).and_then(|lease| lease.language().ok()),
         _ => None,
     };
-    let document = move || {
-        let names: Vec<&String> =
-            models.iter().flat_map(|model| std::iter::once(&model.id).chain(&model.aliases)).collect();
-        Ok(openapi::document(&names, only.as_ref().map(|served| &served.model), &app.config))
-    };
+    let document =
+        move || Ok(openapi::document(&models, only.as_ref().map(|served| &served.model), &app.config));
     blocking(document).await.map(Json)
 }
 

@@ -13,6 +13,7 @@ use crate::host::HostCheck;
 use crate::images::ImageLoader;
 use crate::metrics::Metrics;
 use crate::models::{Lease, Machine, ModelStore, Models, Pool, Pulls};
+use crate::openai::responses::ResponseStore;
 use crate::phase::Phase;
 use crate::stats::MAX_STREAMS;
 
@@ -28,6 +29,7 @@ pub(crate) struct AppState {
     pub(crate) store: Option<Arc<dyn ModelStore>>,
     pub(crate) pulls: Pulls,
     pub(crate) images: ImageLoader,
+    pub(crate) responses: ResponseStore,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) phase: watch::Receiver<Phase>,
     /// Streams of statistics that may still be opened.
@@ -59,6 +61,7 @@ impl AppState {
             store: models.store,
             pulls: Pulls::default(),
             images: ImageLoader::new(&config),
+            responses: ResponseStore::new(&config),
             metrics: Arc::default(),
             config,
             phase,

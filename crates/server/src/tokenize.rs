@@ -109,7 +109,7 @@ pub(crate) async fn tokenize(
             let special = special.unwrap_or(prompt.is_some());
             let text = prompt.or(content).unwrap_or_default();
             app.check_ready()?;
-            let served = app.models.acquire(&model).await?;
+            let served = app.models.acquire(&model).await?.language()?;
             let lease = served.clone();
             let encode = move || {
                 let tokenizer = &lease.model.tokenizer;
@@ -148,7 +148,7 @@ pub(crate) async fn detokenize(
     let model = model_name(&app, model).await?;
     log.set_model(&model);
     app.check_ready()?;
-    let served = app.models.acquire(&model).await?;
+    let served = app.models.acquire(&model).await?.language()?;
     let vocab_size = served.model.tokenizer.vocab_size();
     if let Some(id) = tokens.iter().find(|id| **id as usize >= vocab_size) {
         let message = format!("contains {id}, but token ids must be below {vocab_size}");

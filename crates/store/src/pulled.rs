@@ -12,6 +12,7 @@ use crate::{
     folder::{FileRecord, ModelRecord, Store, file_stem},
     hub::is_commit,
     pull::Pulled,
+    pull_folder::is_module_file,
     request::{ModelRequest, Repository},
     sha256,
     task::PullEvent,
@@ -31,7 +32,10 @@ impl ModelRecord {
         let is_own = |file: &&FileRecord| {
             let rest = file.path.strip_prefix(&stem);
             rest.is_some_and(|rest| match rest.strip_prefix('/') {
-                Some(name) => !name.is_empty() && !name.contains('/') && !name.starts_with('.'),
+                Some(name) => {
+                    let is_plain = !name.is_empty() && !name.contains('/') && !name.starts_with('.');
+                    is_plain || is_module_file(name)
+                }
                 None => {
                     let part = rest.strip_suffix(".gguf").map(without_part_number);
                     rest == format!(".{IMAGE_ENCODER}") || part == Some("")

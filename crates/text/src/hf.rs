@@ -15,8 +15,9 @@ use crate::fim::{FimIds, FimTokens};
 use crate::pieces::{Class, MAX_TOKENS, Pieces};
 use crate::pretokens::Pretokens;
 use crate::specials::{Specials, is_stop_token_name, looks_special};
-use crate::tokenizer::{Inner, Model, Tokenizer};
+use crate::tokenizer::{Inner, Model, TextTemplate, Tokenizer};
 use crate::vocabulary::{ByteLetters, METASPACE, byte_token, pairs, raw_bytes, stop_token_ids};
+use crate::wordpiece::{self, WordPiece};
 
 /// The settings of `tokenizer_config.json`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -27,6 +28,8 @@ pub struct TokenizerConfig {
     pub eos_token: Option<String>,
     /// Whether prompts start with `bos_token`, if specified.
     pub add_bos_token: Option<bool>,
+    /// Whether texts end with `eos_token`, if specified; only embedding models use it.
+    pub add_eos_token: Option<bool>,
     /// The chat template; of several, the one named `default`.
     pub chat_template: Option<String>,
 }
@@ -48,6 +51,7 @@ impl TokenizerConfig {
             bos_token: name("bos_token"),
             eos_token: name("eos_token"),
             add_bos_token: json["add_bos_token"].as_bool(),
+            add_eos_token: json["add_eos_token"].as_bool(),
             chat_template: template.map(str::to_owned),
         })
     }
@@ -103,6 +107,8 @@ struct Bpe<'a> {
     byte_fallback: bool,
     #[serde(default)]
     ignore_merges: bool,
+    #[serde(default)]
+    max_input_chars_per_word: Option<usize>,
     #[serde(borrow)]
     vocab: Vocab<'a>,
     #[serde(borrow, default)]
@@ -174,6 +180,8 @@ enum Scheme {
     Metaspace { prefix: bool },
     /// The bytes of words.
     Words { words: Pretokens, nfc: bool },
+    /// Words, longest prefix first.
+    WordPiece(WordPiece),
 }
 
 impl Tokenizer {
@@ -206,11 +214,18 @@ fn build(file: &File, config: &TokenizerConfig) -> Result<Tokenizer> {
     let scheme = scheme(file)?;
     let letters = ByteLetters::new();
     let alphabet = matches!(scheme, Scheme::Words { .. }).then_some(&letters);
+    let word_piece = matches!(scheme, Scheme::WordPiece(_));
     let (tokens, classes) = tokens(file)?;
     let mut pieces = Pieces::new(
         &tokens,
         |id| classes[id],
-        |token, class, arena| raw_bytes(token, class, alphabet, arena),
+        |token, class, arena| match word_piece {
+            true => {
+                wordpiece::hf_bytes(token, class, arena);
+                Ok(())
+            }
+            false => raw_bytes(token, class, alphabet, arena),
+        },
     )?;
     let merges = model.merges.iter().map(|Merge(left, right)| (&**left, &**right));
     let pairs = pairs(&pieces, merges, alphabet)?;
@@ -220,12 +235,17 @@ fn build(file: &File, config: &TokenizerConfig) -> Result<Tokenizer> {
             pieces.use_text_as_bytes();
             (Model::Words { pairs, words, nfc }, false)
         }
+        Scheme::WordPiece(model) => (Model::WordPiece(model), false),
     };
     let id = |name: &Option<String>| pieces.find(name.as_deref()?.as_bytes());
     let first = first_special(&file.post_processor);
     let bos = id(&config.bos_token).or_else(|| id(&first)).or_else(|| id(&Some("<bos>".into())));
     let eos = id(&config.eos_token).or_else(|| id(&Some("<eos>".into())));
     let is_gemma4 = alphabet.is_none() && id(&Some("<|turn>".into())).is_some();
+    let mut unknown = id(&model.unk_token);
+    if word_piece {
+        unknown = wordpiece::unknown(unknown)?;
+    }
     let specials = |control: bool| {
         let wanted = |added: &&Added| control || classes[added.id as usize] == Class::UserDefined;
         let wanted = file.added_tokens.iter().filter(wanted);
@@ -240,12 +260,13 @@ fn build(file: &File, config: &TokenizerConfig) -> Result<Tokenizer> {
         suppressed_token_ids: Vec::new(),
         bos,
         eos,
-        unknown: id(&model.unk_token),
+        unknown,
         // Gemma 4 needs one, whatever its files say.
         add_bos: is_gemma4 || config.add_bos_token.unwrap_or(first.is_some()),
         space_prefix: prefix,
         metaspace: alphabet.is_none(),
         fuse_unknown: model.fuse_unk,
+        template: text_template(&file.post_processor, config, [bos, eos], &pieces),
         pieces,
     }))
 }
@@ -253,9 +274,12 @@ fn build(file: &File, config: &TokenizerConfig) -> Result<Tokenizer> {
 /// Rejects unsupported settings that would change ids.
 fn reject_unsupported(file: &File) -> Result<()> {
     let model = &file.model;
+    if model.kind.as_deref() == Some(WORD_PIECE) {
+        return wordpiece::check_continuation(model.continuing_subword_prefix.as_deref());
+    }
     if model.kind.as_deref().is_some_and(|kind| kind != "BPE") {
         return Err(unsupported(format!(
-            "models of type '{}' are not supported, only BPE",
+            "models of type '{}' are not supported, only BPE and {WORD_PIECE}",
             model.kind.as_deref().unwrap_or_default()
         )));
     }
@@ -307,6 +331,10 @@ fn tokens<'a>(file: &'a File) -> Result<(Vec<&'a str>, Vec<Class>)> {
 /// The scheme that the normalizer and pre-tokenizer define.
 fn scheme(file: &File) -> Result<Scheme> {
     let (normalizer, pre) = (&file.normalizer, &file.pre_tokenizer);
+    if file.model.kind.as_deref() == Some(WORD_PIECE) {
+        return WordPiece::from_hf(normalizer, pre, file.model.max_input_chars_per_word)
+            .map(Scheme::WordPiece);
+    }
     let reject = |what: &str, setting: &Value| {
         let text: String = setting.to_string().chars().take(200).collect();
         unsupported(format!("tokenizer.json: {what} {text} is not supported; try a GGUF file of the model"))
@@ -367,9 +395,54 @@ fn scheme(file: &File) -> Result<Scheme> {
     Ok(Scheme::Words { words: words.whole_words(file.model.ignore_merges), nfc })
 }
 
+/// Type of BERT's tokenizers.
+const WORD_PIECE: &str = "WordPiece";
+
+/// The steps of a post-processor, which may be one of several.
+fn post_steps(post: &Value) -> &[Value] {
+    post["processors"].as_array().map_or(std::slice::from_ref(post), Vec::as_slice)
+}
+
 /// The token that the post-processor prepends to text.
 fn first_special(post: &Value) -> Option<String> {
-    let steps = post["processors"].as_array().map_or(std::slice::from_ref(post), Vec::as_slice);
-    let template = steps.iter().find(|step| step["type"] == "TemplateProcessing")?;
+    let template = post_steps(post).iter().find(|step| step["type"] == "TemplateProcessing")?;
     Some(template["single"][0]["SpecialToken"]["id"].as_str()?.to_owned())
+}
+
+/// The tokens around a text that the post-processor adds, and those that the flags of tokenizer_config.json demand.
+fn text_template(
+    post: &Value,
+    config: &TokenizerConfig,
+    [bos, eos]: [Option<u32>; 2],
+    pieces: &Pieces,
+) -> TextTemplate {
+    let mut template = TextTemplate::default();
+    for step in post_steps(post) {
+        let id = |name: &Value| pieces.find(name.as_str()?.as_bytes());
+        match step["type"].as_str() {
+            Some("TemplateProcessing") => {
+                let parts = step["single"].as_array().map_or(&[][..], Vec::as_slice);
+                let text =
+                    parts.iter().position(|part| part.get("Sequence").is_some()).unwrap_or(parts.len());
+                let ids = |parts: &[Value]| {
+                    parts.iter().filter_map(|part| id(&part["SpecialToken"]["id"])).collect()
+                };
+                template = TextTemplate { before: ids(&parts[..text]), after: ids(&parts[text..]) };
+            }
+            Some("BertProcessing") => {
+                let around = [&step["cls"][0], &step["sep"][0]].map(|name| id(name).into_iter().collect());
+                let [before, after] = around;
+                template = TextTemplate { before, after };
+            }
+            _ => {}
+        }
+    }
+    if let Some(bos) = bos.filter(|bos| config.add_bos_token == Some(true) && !template.before.contains(bos))
+    {
+        template.before.insert(0, bos);
+    }
+    if let Some(eos) = eos.filter(|eos| config.add_eos_token == Some(true) && !template.after.contains(eos)) {
+        template.after.push(eos);
+    }
+    template
 }

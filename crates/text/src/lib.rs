@@ -57,6 +57,7 @@ mod tool_calls;
 mod tool_support;
 mod turns;
 mod vocabulary;
+mod wordpiece;
 
 pub use chat::{ChatTemplate, PromptEnd, PromptOptions, TEMPLATE_VARIABLES, Variables, set_thinking};
 pub use constraint::TokenConstraint;
@@ -67,7 +68,7 @@ pub use message::{Content, Message, Part, Tool, ToolCall};
 pub use pretokens::check_pretokenizer;
 pub use stop::StopMatcher;
 pub use thinking::{ThinkingConstraint, ThinkingEvent, ThinkingFormat, ThinkingParser};
-pub use tokenizer::{DecodeSpecial, EncodeSpecial, Tokenizer};
+pub use tokenizer::{DecodeSpecial, EncodeSpecial, EncodedText, Tokenizer};
 pub use tool_arguments::is_text;
 pub use tool_calls::{CallSyntax, ToolCallEvent, ToolCallFormat, ToolCallParser};
 pub use tool_support::ToolSupport;

@@ -14,6 +14,7 @@ use crate::pieces::{Class, NONE, Pieces};
 use crate::pretokens::Pretokens;
 use crate::specials::{Span, Specials};
 use crate::vocabulary::{METASPACE, byte_token};
+use crate::wordpiece::WordPiece;
 
 /// How encoding treats the names of control tokens in text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +54,31 @@ pub(crate) enum Model {
         /// Whether text is normalised to NFC first.
         nfc: bool,
     },
+    /// No merges: the longest tokens that words start with.
+    WordPiece(WordPiece),
+}
+
+/// The special tokens around a text that is embedded.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct TextTemplate {
+    pub(crate) before: Vec<u32>,
+    pub(crate) after: Vec<u32>,
+}
+
+/// A text as an embedding model takes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EncodedText {
+    /// Its tokens, with the special ones around them.
+    pub ids: Vec<u32>,
+    /// Number of tokens before truncation.
+    pub full_length: usize,
+}
+
+impl EncodedText {
+    /// Whether the end of the text is missing.
+    pub fn is_truncated(&self) -> bool {
+        self.full_length > self.ids.len()
+    }
 }
 
 pub(crate) struct Inner {
@@ -74,6 +100,7 @@ pub(crate) struct Inner {
     pub(crate) metaspace: bool,
     /// Whether adjacent unknown characters become a single unknown token.
     pub(crate) fuse_unknown: bool,
+    pub(crate) template: TextTemplate,
 }
 
 /// Maximum bytes merged at once, since symbols use 32-bit offsets. Longer text is merged in chunks.
@@ -98,6 +125,18 @@ impl Tokenizer {
         let mut ids = Vec::new();
         self.encode_into(text, special, None, false, &mut ids);
         ids
+    }
+
+    /// Encodes text for an embedding model, with the special tokens that its files prescribe. Of a text with more than
+    /// `max_tokens` tokens the end is cut off, but not the special tokens after it. Names of control tokens are text.
+    pub fn encode_for_embedding(&self, text: &str, max_tokens: usize) -> EncodedText {
+        let TextTemplate { before, after } = &self.0.template;
+        let mut ids = before.clone();
+        self.encode_into(text, EncodeSpecial::AsText, None, false, &mut ids);
+        let full_length = ids.len() + after.len();
+        ids.truncate(max_tokens.saturating_sub(after.len()));
+        ids.extend(after.iter().take(max_tokens));
+        EncodedText { ids, full_length }
     }
 
     /// Encodes text that continues other text: without the space that SentencePiece adds at the start.
@@ -285,6 +324,9 @@ impl Inner {
             let text = if *nfc { normalized(text) } else { Cow::Borrowed(text) };
             return words.split(&text, |word| self.encode_word(word, pairs, words.whole_words, merger, ids));
         }
+        if let Model::WordPiece(model) = &self.model {
+            return model.encode(text, &self.pieces, self.unknown, ids);
+        }
         // U+2581 in the text is treated as a space. The vocabulary stores tokens with spaces, so that text
         // can be looked up directly.
         let mut text = metaspace_to_space(text);
@@ -336,6 +378,7 @@ impl Inner {
             Model::Pairs { pairs, .. } | Model::Words { pairs, .. } => {
                 merger.run(|left, right| pair(pairs, left, right))
             }
+            Model::WordPiece(_) => unreachable!("words are not merged"),
         }
         self.emit(text.as_bytes(), merger, ids);
     }

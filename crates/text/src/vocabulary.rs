@@ -9,7 +9,8 @@ use crate::merge::rank_of_score;
 use crate::pieces::{Class, Pieces};
 use crate::pretokens::Pretokens;
 use crate::specials::{STOP_TOKEN_NAMES, Specials, is_delimiter, is_stop_token_name};
-use crate::tokenizer::{Inner, Model, Tokenizer};
+use crate::tokenizer::{Inner, Model, TextTemplate, Tokenizer};
+use crate::wordpiece::{self, WordPiece};
 
 /// The tokenizer algorithm: `tokenizer.ggml.model`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +22,8 @@ pub enum VocabularyKind {
     /// `gemma4`: BPE over characters, with U+2581 for spaces. The characters of lines are merged in the order of
     /// a merge list; unknown characters become bytes.
     Gemma4,
+    /// `bert`: WordPiece, uncased. Tokens start with U+2581 at the start of a word.
+    WordPiece,
 }
 
 /// The metadata `tokenizer.ggml.*` of a GGUF.
@@ -45,6 +48,8 @@ pub struct Vocabulary {
     pub eos: Option<u32>,
     /// `eot_token_id`: end of turn.
     pub eot: Option<u32>,
+    /// `seperator_token_id`, as converters spell it: the token after a text in BERT.
+    pub separator: Option<u32>,
     /// `unknown_token_id`.
     pub unknown: Option<u32>,
     /// `padding_token_id`.
@@ -55,6 +60,8 @@ pub struct Vocabulary {
     pub suppressed: Vec<u32>,
     /// `add_bos_token`: whether a prompt starts with `bos`.
     pub add_bos: bool,
+    /// `add_eos_token`: whether a text that is embedded ends with `eos`.
+    pub add_eos: bool,
     /// `add_space_prefix`: whether a space is prepended to text. If the file has no value, callers use true
     /// for SentencePiece and false for BPE.
     pub add_space_prefix: bool,
@@ -73,11 +80,13 @@ impl Vocabulary {
             bos: None,
             eos: None,
             eot: None,
+            separator: None,
             unknown: None,
             pad: None,
             fim: FimIds::default(),
             suppressed: Vec::new(),
             add_bos: false,
+            add_eos: false,
             add_space_prefix: false,
         }
     }
@@ -98,6 +107,7 @@ impl Vocabulary {
             ("bos", self.bos),
             ("eos", self.eos),
             ("eot", self.eot),
+            ("separator", self.separator),
             ("unknown", self.unknown),
             ("padding", self.pad),
         ];
@@ -118,7 +128,8 @@ impl Vocabulary {
 
     fn class(&self, id: usize) -> Class {
         // A file without types still identifies control tokens by role.
-        let has_role = || [self.bos, self.eos, self.eot, self.pad].contains(&Some(id as u32));
+        let roles = [self.bos, self.eos, self.eot, self.separator, self.pad];
+        let has_role = || roles.contains(&Some(id as u32));
         match self.token_types.get(id) {
             // Some files mark the end-of-turn token as text.
             Some(_) if is_stop_token_name(&self.tokens[id]) => Class::Control,
@@ -144,9 +155,14 @@ impl Tokenizer {
     pub fn from_vocabulary(vocabulary: Vocabulary) -> Result<Tokenizer> {
         vocabulary.check()?;
         let metaspace = vocabulary.kind != VocabularyKind::Bpe;
+        let word_piece = vocabulary.kind == VocabularyKind::WordPiece;
         let letters = ByteLetters::new();
         let class = |id| vocabulary.class(id);
         let mut pieces = Pieces::new(&vocabulary.tokens, class, |token, class, arena| {
+            if word_piece {
+                wordpiece::gguf_bytes(token, class, arena);
+                return Ok(());
+            }
             raw_bytes(token, class, if metaspace { None } else { Some(&letters) }, arena)
         })?;
         if !metaspace {
@@ -157,6 +173,10 @@ impl Tokenizer {
             VocabularyKind::SentencePiece => Model::Scores(ranks(&pieces, &vocabulary.scores)),
             VocabularyKind::Gemma4 => {
                 Model::Pairs { pairs: pairs(&pieces, halves, None)?, newline_runs: true }
+            }
+            VocabularyKind::WordPiece => {
+                wordpiece::unknown(vocabulary.unknown)?;
+                Model::WordPiece(WordPiece::uncased())
             }
             VocabularyKind::Bpe => Model::Words {
                 pairs: pairs(&pieces, halves, Some(&letters))?,
@@ -174,6 +194,14 @@ impl Tokenizer {
         let mut parsed = always.clone();
         parsed.extend(tokens_of(Class::Control).chain(tokens_of(Class::Unknown)));
         let stop_token_ids = stop_token_ids(&pieces, [vocabulary.eos, vocabulary.eot]);
+        // llama.cpp puts both around every text of BERT, whatever the flags say.
+        let template = TextTemplate {
+            before: vocabulary.bos.filter(|_| vocabulary.add_bos || word_piece).into_iter().collect(),
+            after: match word_piece {
+                true => vocabulary.separator.or(vocabulary.eos).into_iter().collect(),
+                false => vocabulary.eos.filter(|_| vocabulary.add_eos).into_iter().collect(),
+            },
+        };
         Ok(Tokenizer::new(Inner {
             model,
             as_text: Specials::new(&always)?,
@@ -189,6 +217,7 @@ impl Tokenizer {
             space_prefix: metaspace && vocabulary.add_space_prefix,
             metaspace,
             fuse_unknown: true,
+            template,
             pieces,
         }))
     }

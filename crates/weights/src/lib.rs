@@ -7,7 +7,8 @@
 //! 3. [`load`] allocates the matrices and fills them through [`stream`], which transcodes files chunk by
 //!    chunk within a fixed amount of host memory.
 //!
-//! [`vision`] does the same for image encoders. [`quantize`] converts a checkpoint to a native file in int8 or int4, in the layout of the GPU.
+//! [`vision`] does the same for image encoders, [`embedding`] for embedding models. [`quantize`] converts a checkpoint to
+//! a native file in int8 or int4, in the layout of the GPU.
 //!
 //! ```no_run
 //! use std::path::Path;
@@ -32,6 +33,7 @@
 //! ```
 
 pub mod blueprint;
+pub mod embedding;
 mod error;
 pub mod load;
 pub mod plan;

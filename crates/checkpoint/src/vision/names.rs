@@ -144,7 +144,7 @@ impl VisionNaming {
     pub(crate) fn name(&self, slot: Slot) -> Option<String> {
         let find = |rows: &[Row]| rows.iter().find(|row| row.0 == slot.role).and_then(|row| self.text(row));
         match (slot.tower, slot.layer) {
-            (Tower::Text, _) => None,
+            (Tower::Text | Tower::Pooled, _) => None,
             (Tower::Projector, _) => Some(format!("{}{}", self.projector, find(self.tables.projector)?)),
             (Tower::Vision, None) => Some(format!("{}{}", self.vision, find(self.tables.encoder)?)),
             (Tower::Vision, Some(layer)) => {

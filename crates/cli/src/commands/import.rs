@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, process::ExitCode};
 
-use checkpoint::Checkpoint;
+use checkpoint::{Checkpoint, EmbeddingCheckpoint, ModelKind};
 use clap::Args;
 use gpu::format_bytes;
 use serde_json::json;
@@ -32,7 +32,14 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let store = Store::open_default()?;
     // Only what can be opened later is added.
-    let checkpoint = Checkpoint::open(&arguments.path)?;
+    let (family, next) = match ModelKind::of(&arguments.path)? {
+        ModelKind::Generative => {
+            (Checkpoint::open(&arguments.path)?.config.architecture.name(), "indrik chat -m")
+        }
+        ModelKind::Embedding => {
+            (EmbeddingCheckpoint::open(&arguments.path)?.config.architecture(), "indrik embed -m")
+        }
+    };
     let control = output::control();
     let mut reporter = Reporter::new(arguments.name.as_deref().unwrap_or("the model"));
     let imported = store.import(&arguments.path, arguments.name.as_deref(), &control.cancel, &mut |event| {
@@ -43,12 +50,12 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if arguments.json {
         output::print_json(&json!({
             "name": imported.name, "path": imported.path, "bytes": imported.bytes, "placed": imported.placed,
-            "family": checkpoint.config.architecture.name(),
+            "family": family,
         }))?;
         return Ok(ExitCode::SUCCESS);
     }
     output::print(&format!(
-        "{}: {}, imported ({})\n{}\n\nNext: indrik chat -m {}\n",
+        "{}: {}, imported ({})\n{}\n\nNext: {next} {}\n",
         printable(&imported.name),
         format_bytes(imported.bytes),
         imported.placed,

@@ -1,8 +1,11 @@
 //! `indrik inspect`: a model's format, tensors and memory plan, without reading its weights.
 
-use std::{collections::BTreeMap, process::ExitCode};
+use std::{collections::BTreeMap, path::Path, process::ExitCode};
 
-use checkpoint::{Checkpoint, Config, EncoderKind, Experts, Mixer, Slot, Tensor, Values};
+use checkpoint::{
+    Checkpoint, Config, EmbeddingCheckpoint, EmbeddingConfig, EncoderKind, Experts, Mixer, Pooling, Slot,
+    Tensor, Values,
+};
 use clap::Args;
 use gpu::format_bytes;
 use indrik::DeviceSelector;
@@ -15,6 +18,7 @@ use tensor::{
 };
 use weights::{
     blueprint::{Blueprint, Reservation},
+    embedding::EmbeddingBlueprint,
     plan,
 };
 
@@ -53,8 +57,58 @@ struct Total {
     gpu_bytes: u64,
 }
 
+/// Describes an embedding model, which has no KV cache to plan.
+fn embedding(arguments: &Arguments, path: &Path) -> anyhow::Result<ExitCode> {
+    let checkpoint = EmbeddingCheckpoint::open(path)?;
+    let EmbeddingConfig { pooling, normalize, max_tokens, ref dense, .. } = checkpoint.config;
+    let (architecture, layers) = (checkpoint.config.architecture(), checkpoint.config.layer_count());
+    let (hidden, dimensions) = (checkpoint.config.hidden(), checkpoint.config.dimensions());
+    let parameters: u64 = checkpoint.iter().map(|(_, tensor)| tensor.values().unwrap_or(0)).sum();
+    let gpu_bytes = EmbeddingBlueprint::new(&checkpoint)?.bytes();
+    let pooling = match pooling {
+        Pooling::Mean => "mean",
+        Pooling::First => "first token",
+        Pooling::Last => "last token",
+    };
+    let prompts: Vec<&String> = checkpoint.prompts.by_name.keys().collect();
+    let tensors = checkpoint.iter().map(|(_, tensor)| tensor);
+    if arguments.json {
+        output::print_json(&json!({
+            "path": checkpoint.path, "format": checkpoint.source.format, "kind": "embedding",
+            "architecture": architecture, "parameters": parameters, "layers": layers, "hidden": hidden,
+            "dimensions": dimensions, "dense": dense, "max_tokens": max_tokens, "pooling": pooling,
+            "normalize": normalize, "prompts": prompts, "gpu_bytes": gpu_bytes, "tensors": tensors.collect::<Vec<_>>(),
+        }))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    output::print(&format!(
+        "{}\n{architecture}, embedding model, {:.1} M parameters, {} on the GPU\n{layers} layers of {hidden}, pooling: \
+         {pooling}, {dimensions} dimensions{}, at most {max_tokens} tokens per text\n",
+        store::printable(checkpoint.path.display()),
+        parameters as f64 / 1e6,
+        format_bytes(gpu_bytes),
+        if normalize { ", normalised" } else { "" },
+    ))?;
+    if !prompts.is_empty() {
+        let names: Vec<String> = prompts.into_iter().map(store::printable).collect();
+        output::print(&format!("Prompts: {}\n", names.join(", ")))?;
+    }
+    if arguments.tensors {
+        let row = |tensor: &Tensor| {
+            vec![store::printable(&tensor.name), format!("{:?}", tensor.shape), tensor.encoding.to_string()]
+        };
+        let rows: Vec<Vec<String>> = tensors.map(row).collect();
+        output::print(&format!("\n{}", output::table(&["tensor", "shape", "encoding"], &rows)))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let checkpoint = Checkpoint::open(&store::resolve_model(&arguments.model)?)?;
+    let path = store::resolve_model(&arguments.model)?;
+    let checkpoint = match Checkpoint::open(&path) {
+        Err(checkpoint::Error::IsEmbeddingModel { .. }) => return embedding(arguments, &path),
+        checkpoint => checkpoint?,
+    };
     let mut totals: BTreeMap<String, (Scheme, Exactness, Total)> = BTreeMap::new();
     for (_, tensor) in checkpoint.inventory.iter() {
         let (scheme, exactness) = gpu_scheme(tensor);

@@ -5,6 +5,7 @@ pub mod chat;
 pub mod completions;
 pub mod devices;
 pub mod doctor;
+pub mod embed;
 pub mod eval;
 pub mod generate;
 pub mod import;

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fs, path::Path, process::ExitCode};
 
 use checkpoint::{
-    Checkpoint, Tensor,
+    Checkpoint, EmbeddingCheckpoint, Tensor,
     gguf::{self, Gguf, Metadata},
 };
 use clap::Args;
@@ -147,13 +147,26 @@ fn size_changed(entry: &StoreEntry) -> Option<String> {
 /// Reads a model's headers: metadata, licence, and why it cannot be used. Weights are not read.
 fn describe(path: &Path) -> (Facts, Option<String>, Option<String>) {
     let (mut facts, problem) = match Checkpoint::open(path) {
-        Ok(checkpoint) => (checkpoint_facts(&checkpoint), None),
-        Err(error) => {
-            // The row already names the file.
-            let text = error.to_string();
-            let text = text.strip_prefix(&format!("{}: ", path.display())).unwrap_or(&text).to_string();
-            (Facts::default(), Some(text))
+        Err(checkpoint::Error::IsEmbeddingModel { .. }) => match EmbeddingCheckpoint::open(path) {
+            Ok(checkpoint) => {
+                let facts = Facts {
+                    family: Some(checkpoint.config.architecture().to_string()),
+                    context: Some(checkpoint.config.max_tokens.into()),
+                    ..tensor_facts(&checkpoint.source.tensors)
+                };
+                (facts, None)
+            }
+            Err(error) => (Facts::default(), Some(reason(path, &error))),
+        },
+        Ok(checkpoint) => {
+            let facts = Facts {
+                family: Some(checkpoint.config.architecture.name().to_string()),
+                context: Some(checkpoint.config.max_positions.into()),
+                ..tensor_facts(&checkpoint.source.tensors)
+            };
+            (facts, None)
         }
+        Err(error) => (Facts::default(), Some(reason(path, &error))),
     };
     if !is_gguf(path) {
         return (facts, None, problem);
@@ -171,25 +184,20 @@ fn describe(path: &Path) -> (Facts, Option<String>, Option<String>) {
     (facts, string("general.license"), problem)
 }
 
-fn checkpoint_facts(checkpoint: &Checkpoint) -> Facts {
-    Facts {
-        family: Some(checkpoint.config.architecture.name().to_string()),
-        context: Some(checkpoint.config.max_positions.into()),
-        ..tensor_facts(&checkpoint.source.tensors)
-    }
-}
-
-/// Metadata of a model whose headers are read.
-pub fn facts(checkpoint: &Checkpoint) -> Facts {
-    let facts = checkpoint_facts(checkpoint);
-    let opened = is_gguf(&checkpoint.path).then(|| gguf::open(&checkpoint.path).ok()).flatten();
-    let named = opened.and_then(|gguf| file_type(&gguf.metadata)).map(str::to_string);
-    Facts { quantisation: named.or(facts.quantisation), ..facts }
+/// Metadata of a model. What cannot be read is left out.
+pub fn facts(path: &Path) -> Facts {
+    describe(path).0
 }
 
 /// Whether a path is that of a GGUF file.
 pub fn is_gguf(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "gguf")
+}
+
+/// An error without the file, which the row already names.
+fn reason(path: &Path, error: &checkpoint::Error) -> String {
+    let text = error.to_string();
+    text.strip_prefix(&format!("{}: ", path.display())).unwrap_or(&text).to_string()
 }
 
 /// Number of parameters and the most common encoding.

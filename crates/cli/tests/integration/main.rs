@@ -20,5 +20,6 @@ mod restart;
 mod run;
 mod serve;
 mod service;
+mod several_models;
 mod together;
 mod versus;

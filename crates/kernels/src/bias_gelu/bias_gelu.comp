@@ -1,7 +1,7 @@
 #version 460
 #pragma tiers(T0)
 #extension GL_GOOGLE_include_directive : require
-// y = gelu(x + bias), GELU by tanh: the activation of an image encoder's MLP. Several workgroups share a long
+// y = gelu(x + bias), by tanh or exact: the activation of an MLP without a gate. Several workgroups share a long
 // row; every thread loads all its data before it computes, since memory bandwidth is the limit.
 #include "common.glsl"
 #include "f16.glsl"
@@ -11,6 +11,8 @@ layout(constant_id = 0) const uint THREADS = 64;
 layout(constant_id = 1) const uint VEC4S_PER_THREAD = 1;
 // As Activations (vectors.rs): f32 or f16.
 layout(constant_id = 2) const uint OUTPUT = 0;
+// As Gelu (bias_gelu/mod.rs).
+layout(constant_id = 3) const bool ERF = false;
 
 // GEGLU with an up of 1 is GELU.
 const uint EPILOGUE = 1;
@@ -33,6 +35,17 @@ layout(push_constant, scalar) uniform Push {
 
 const bool F16 = OUTPUT == 3;
 
+// x Φ(x), with erfc by formula 7.1.26 of Abramowitz and Stegun: absolute error 1.5e-7. Beyond ±13 the exponential is
+// below the range of f32; the clamp keeps 0 · infinity away.
+float exact_gelu(float x) {
+    float z = min(abs(x), 13.0) * 0.70710678118;
+    float t = 1.0 / (1.0 + 0.3275911 * z);
+    float series =
+        t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))));
+    float half_erfc = 0.5 * series * exp(-z * z);
+    return x * (x < 0.0 ? half_erfc : 1.0 - half_erfc);
+}
+
 void main() {
     // Rows are along x: along y and z there may be no more than 65,535 workgroups.
     uint row = gl_WorkGroupID.x;
@@ -53,7 +66,7 @@ void main() {
         if (i < vec4s) {
             vec4 gelu;
             [[unroll]] for (uint k = 0; k < 4; k++) {
-                gelu[k] = gated(value[j][k], 1.0);
+                gelu[k] = ERF ? exact_gelu(value[j][k]) : gated(value[j][k], 1.0);
             }
             uint at = row * (push.y_stride / 4) + i;
             if (F16) {

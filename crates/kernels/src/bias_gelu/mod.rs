@@ -1,5 +1,5 @@
-//! gelu(x + bias), GELU by tanh: the activation between the two products of an image encoder's MLP. Output in
-//! f32 or f16.
+//! gelu(x + bias): the activation between the two products of an MLP without a gate, in image encoders (by tanh) and in
+//! BERT (exact). Output in f32 or f16.
 //!
 //! One shader at tier T0 serves every device: it is limited by memory bandwidth.
 
@@ -26,6 +26,15 @@ pub static KERNEL: Kernel = Kernel {
     cases: cases::cases,
 };
 
+/// How GELU is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Gelu {
+    /// ½ x (1 + tanh(√(2/π) (x + 0.044715 x³))), as image encoders.
+    Tanh,
+    /// x Φ(x) = ½ x (1 + erf(x / √2)), as BERT.
+    Erf,
+}
+
 /// The kernel for one row length and output format.
 pub struct BiasGelu {
     output: Activations,
@@ -36,14 +45,14 @@ pub struct BiasGelu {
 
 impl BiasGelu {
     /// Compiles the kernel for rows of `n` values, a multiple of 4, to f32 or f16.
-    pub fn new(device: &Device, output: Activations, n: usize) -> Result<Self> {
+    pub fn new(device: &Device, gelu: Gelu, output: Activations, n: usize) -> Result<Self> {
         let wrong = |reason: String| Error::InvalidUse { what: "bias_gelu".into(), reason };
         if !matches!(output, Activations::F32 | Activations::F16) {
             return Err(wrong(format!("the output must be f32 or f16, not {output}")));
         }
         let plan = policy::plan(device.caps(), n)
             .ok_or_else(|| wrong(format!("rows of {n} values: the length must be a multiple of 4")))?;
-        Ok(Self { output, n, plan, pipeline: variant(output, plan).pipeline(device)? })
+        Ok(Self { output, n, plan, pipeline: variant(gelu, output, plan).pipeline(device)? })
     }
 
     /// Records the kernel for the first `active` rows (one u32) of `x`, f32; `bias` is one row of f32, and `y` has one
@@ -82,10 +91,11 @@ impl BiasGelu {
     }
 }
 
-fn variant(output: Activations, plan: Plan) -> Variant {
+fn variant(gelu: Gelu, output: Activations, plan: Plan) -> Variant {
     let Plan { threads, vec4s_per_thread, .. } = plan;
     let to = if output == Activations::F32 { String::new() } else { format!(" → {output}") };
-    let label = format!("gelu{to} {threads} threads × {}", vec4s_per_thread * 4);
-    let constants = Constants { threads, vec4s_per_thread, output: output as u32 };
+    let name = if gelu == Gelu::Erf { "exact gelu" } else { "gelu" };
+    let label = format!("{name}{to} {threads} threads × {}", vec4s_per_thread * 4);
+    let constants = Constants { threads, vec4s_per_thread, output: output as u32, erf: gelu == Gelu::Erf };
     Variant::new(label, TIERS, Tier::T0, &constants, Subgroup::Any)
 }

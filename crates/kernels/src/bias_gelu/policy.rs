@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 
 use gpu::Caps;
 
-use super::variant;
+use super::{Gelu, variant};
 use crate::{Activations, variant::Variant};
 
 /// The division of a row.
@@ -43,11 +43,12 @@ pub fn plan(caps: &Caps, n: usize) -> Option<Plan> {
 /// Length of the MLP of Gemma 3's SigLIP encoder.
 const ENCODER_LENGTH: usize = 4304;
 
+/// Length of the MLP of MiniLM, which the exact activation is for.
+const BERT_LENGTH: usize = 1536;
+
 /// The pipelines that models request on a device.
 pub fn variants(caps: &Caps) -> Vec<Variant> {
-    let plan = plan(caps, ENCODER_LENGTH);
-    [Activations::F32, Activations::F16]
-        .into_iter()
-        .filter_map(|output| Some(variant(output, plan?)))
-        .collect()
+    let plans = [(Gelu::Tanh, plan(caps, ENCODER_LENGTH)), (Gelu::Erf, plan(caps, BERT_LENGTH))];
+    let of = |output| plans.map(|(gelu, plan)| plan.map(|plan| variant(gelu, output, plan)));
+    [Activations::F32, Activations::F16].into_iter().flat_map(of).flatten().collect()
 }

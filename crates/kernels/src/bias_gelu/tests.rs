@@ -1,6 +1,6 @@
 use gpu::{View, known};
 
-use super::{BiasGelu, policy, reference};
+use super::{BiasGelu, Gelu, policy, reference};
 use crate::{Activations, Vectors, case::arena};
 
 #[test]
@@ -13,7 +13,17 @@ fn reference_is_gelu_by_tanh() {
     // ½ x (1 + tanh(√(2/π) (x + 0.044715 x³))).
     for (x, want) in [(-3.0, -0.003_637_392), (-0.5, -0.154_285_99), (1.0, 0.841_191_99), (2.0, 1.954_597_69)]
     {
-        let got = reference::bias_gelu(x - 0.25, 0.25).value;
+        let got = reference::bias_gelu(Gelu::Tanh, x - 0.25, 0.25).value;
+        assert!((got - want).abs() < 1e-7, "gelu({x}) is {got}, expected {want}");
+    }
+}
+
+#[test]
+fn exact_reference_is_the_normal_distribution() {
+    // x Φ(x), with Φ from tables.
+    for (x, want) in [(-3.0, -0.004_049_694), (-0.5, -0.154_268_77), (1.0, 0.841_344_75), (4.0, 3.999_873_3)]
+    {
+        let got = reference::bias_gelu(Gelu::Erf, x - 0.25, 0.25).value;
         assert!((got - want).abs() < 1e-7, "gelu({x}) is {got}, expected {want}");
     }
 }
@@ -39,12 +49,13 @@ fn plans_cover_the_row_and_fit_the_device() {
 #[test]
 fn invalid_operands_are_rejected() {
     let Some(device) = testkit::cpu_device() else { return };
-    let rejected = |output, n| BiasGelu::new(&device, output, n).err().expect("rejected").to_string();
+    let rejected =
+        |output, n| BiasGelu::new(&device, Gelu::Tanh, output, n).err().expect("rejected").to_string();
     assert!(rejected(Activations::F32, 66).contains("multiple of 4"));
     assert!(rejected(Activations::F16, 0).contains("multiple of 4"));
     assert!(rejected(Activations::Int16, 64).contains("not int16"));
     let mut arena = arena(&device);
-    let kernel = BiasGelu::new(&device, Activations::F32, 64).unwrap();
+    let kernel = BiasGelu::new(&device, Gelu::Tanh, Activations::F32, 64).unwrap();
     let rows = arena.buffer("rows", 2 * 64 * 4 + 16).unwrap().view();
     let active = arena.buffer("active", 4).unwrap().view();
     let mut recorder = device.recorder().unwrap();

@@ -23,11 +23,12 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
     let sizes = [(1, 4), (3, 64), (3, 140), (4, 1152)];
     for tier in row::tiers(caps) {
         for output in [Activations::F32, Activations::F16] {
-            for add in [false, true] {
+            for (add, normed_residual) in [(false, false), (true, false), (true, true), (false, true)] {
                 let plans = sizes
                     .iter()
                     .filter_map(|(rows, n)| policy::at_tier(caps, *n, tier).map(|plan| (*rows, *n, plan)));
-                list.extend(plans.map(|(rows, n, plan)| case(plan, Fusion { add, output }, rows, n)));
+                let fusion = Fusion { add, normed_residual, output };
+                list.extend(plans.map(|(rows, n, plan)| case(plan, fusion, rows, n)));
             }
         }
     }
@@ -35,7 +36,12 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
 }
 
 fn case(plan: Plan, fusion: Fusion, rows: usize, n: usize) -> Case {
-    let name = format!("{rows} × {n}{}, to {}", if fusion.add { ", residual" } else { "" }, fusion.output);
+    let name = format!(
+        "{rows} × {n}{}, to {}{}",
+        if fusion.add { ", residual" } else { "" },
+        fusion.output,
+        if fusion.normed_residual { " and to the residual" } else { "" }
+    );
     Case::new(name, plan.tier, move |device| run(device, plan, fusion, rows, n))
 }
 
@@ -97,9 +103,10 @@ fn run(device: &Device, plan: Plan, fusion: Fusion, rows: usize, n: usize) -> Re
     let mut comparison = Comparison::default();
     let residual: Vec<f32> = residual.read_vec()?;
     comparison.equal(|| "the inactive residual row".into(), &&residual[rows * n..], &&before[rows * n..]);
-    for (i, want) in want_residual.iter().enumerate() {
+    let after = if fusion.normed_residual { &want } else { &want_residual };
+    for (i, want) in after.iter().enumerate() {
         let at = || format!("residual of row {}, {}", i / n, i % n);
-        let allowed = if fusion.add { want.allowed } else { 0.0 };
+        let allowed = if fusion.add || fusion.normed_residual { want.allowed } else { 0.0 };
         comparison.close_or_nan(at, f64::from(residual[i]), want.value, allowed);
     }
     compare(&mut comparison, &want, y)?;

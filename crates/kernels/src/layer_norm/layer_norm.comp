@@ -4,6 +4,7 @@
 // LayerNorm with residual add and bias, one workgroup per row:
 //   residual += x + x_bias                                                    if ADD
 //   y = (residual - mean) / sqrt(variance + epsilon) · weight + bias
+//   residual = y                                                              if NORMED_RESIDUAL
 //
 // A row stays in the registers of its workgroup, so that memory is read once, and the variance is that of the
 // differences from the mean. The mean square minus the squared mean would lose all bits of a row whose mean is
@@ -17,6 +18,7 @@ layout(constant_id = 1) const uint VEC4S_PER_THREAD = 1;
 layout(constant_id = 2) const bool ADD = false;
 // As Activations (vectors.rs): f32 or f16.
 layout(constant_id = 3) const uint OUTPUT = 0;
+layout(constant_id = 4) const bool NORMED_RESIDUAL = false;
 
 #include "reduce.glsl"
 
@@ -70,7 +72,7 @@ void main() {
     [[unroll]] for (uint j = 0; j < VEC4S_PER_THREAD; j++) {
         bool in_row = thread + j * THREADS < vec4s;
         sum += in_row ? sum_of(value[j]) : 0.0;
-        if (ADD && in_row) {
+        if (ADD && !NORMED_RESIDUAL && in_row) {
             push.residual.data[first + thread + j * THREADS] = value[j];
         }
     }
@@ -87,6 +89,9 @@ void main() {
         uint i = thread + j * THREADS;
         if (i < vec4s) {
             vec4 normed = value[j] * scale * push.weight.data[i] + push.bias.data[i];
+            if (NORMED_RESIDUAL) {
+                push.residual.data[first + i] = normed;
+            }
             uint at = row * (push.y_stride / 4) + i;
             if (F16) {
                 Words2(push.y).data[at] = f16_activations(normed);

@@ -1,4 +1,5 @@
-//! LayerNorm with bias, optionally after a residual add: the norm of image encoders (SigLIP, Gemma 4 12B). Output in f32 or f16.
+//! LayerNorm with bias, optionally after a residual add: the norm of image encoders (SigLIP, Gemma 4 12B) and of BERT.
+//! Output in f32 or f16.
 //!
 //! One workgroup per row, which stays in its registers.
 
@@ -30,6 +31,8 @@ pub static KERNEL: Kernel = Kernel {
 pub struct Fusion {
     /// An input and its bias are added to the residual stream first, which is updated in place.
     pub add: bool,
+    /// The residual stream becomes the normed rows (BERT), not the sum that they are the norm of.
+    pub normed_residual: bool,
     /// Storage format of the output: f32 or f16.
     pub output: Activations,
 }
@@ -51,7 +54,7 @@ pub struct Operands<'a> {
     pub x_stride: usize,
     /// Bias of the input, f32, one row, if the fusion adds them.
     pub x_bias: Option<View>,
-    /// Residual rows, f32, read, and written if the fusion adds to them.
+    /// Residual rows, f32, read, and written if the fusion adds to them or replaces them.
     pub residual: View,
     /// Weight of the norm, f32, one row.
     pub weight: View,
@@ -141,8 +144,9 @@ impl LayerNorm {
 fn variant(fusion: Fusion, plan: Plan) -> Variant {
     let Plan { tier, row } = plan;
     let label = format!(
-        "{}norm{} {} threads × {}",
+        "{}norm{}{} {} threads × {}",
         if fusion.add { "residual + " } else { "" },
+        if fusion.normed_residual { " → residual" } else { "" },
         if fusion.output == Activations::F32 { String::new() } else { format!(" → {}", fusion.output) },
         row.threads,
         row.vec4s_per_thread * 4,
@@ -152,6 +156,7 @@ fn variant(fusion: Fusion, plan: Plan) -> Variant {
         vec4s_per_thread: row.vec4s_per_thread,
         add: fusion.add,
         output: fusion.output as u32,
+        normed_residual: fusion.normed_residual,
     };
     Variant::new(label, TIERS, tier, &constants, Subgroup::Any)
 }

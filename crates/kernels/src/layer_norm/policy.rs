@@ -31,13 +31,21 @@ pub fn at_tier(caps: &Caps, n: usize, tier: Tier) -> Option<Plan> {
 /// Row lengths of the SigLIP encoder of Gemma 3, and of the patches and soft tokens of Gemma 4 12B.
 const MODEL_LENGTHS: [usize; 3] = [1152, 6912, 3840];
 
+/// Row lengths of BERT encoders: MiniLM, base and large.
+const BERT_LENGTHS: [usize; 3] = [384, 768, 1024];
+
 /// The pipelines that models request on a device, at every tier.
 pub fn variants(caps: &Caps) -> Vec<Variant> {
-    let plans = MODEL_LENGTHS
+    let outputs = [Activations::F32, Activations::F16];
+    let plans = |n| row::tiers(caps).filter_map(move |tier| at_tier(caps, n, tier));
+    let fusion = |add, normed_residual, output| Fusion { add, normed_residual, output };
+    let images = outputs.into_iter().flat_map(|output| [false, true].map(|add| fusion(add, false, output)));
+    let images = MODEL_LENGTHS
         .into_iter()
-        .flat_map(|n| row::tiers(caps).filter_map(move |tier| at_tier(caps, n, tier)));
-    let fusions = [Activations::F32, Activations::F16]
-        .into_iter()
-        .flat_map(|output| [false, true].map(|add| Fusion { add, output }));
-    plans.flat_map(|plan| fusions.clone().map(move |fusion| variant(fusion, plan))).collect()
+        .flat_map(plans)
+        .flat_map(|plan| images.clone().map(move |fusion| variant(fusion, plan)));
+    let texts = outputs.map(|output| fusion(true, true, output));
+    let texts =
+        BERT_LENGTHS.into_iter().flat_map(plans).flat_map(|plan| texts.map(|fusion| variant(fusion, plan)));
+    images.chain(texts).collect()
 }

@@ -3,7 +3,7 @@ use gpu::View;
 use super::{Fusion, LayerNorm, Operands};
 use crate::{Activations, Vectors, case::arena};
 
-const PLAIN: Fusion = Fusion { add: false, output: Activations::F32 };
+const PLAIN: Fusion = Fusion { add: false, normed_residual: false, output: Activations::F32 };
 
 #[test]
 fn all_cases_on_the_cpu_driver() {

@@ -187,7 +187,7 @@ impl Recording<'_> {
         epsilon: f32,
         y: &Vectors,
     ) -> Result<()> {
-        let fusion = layer_norm::Fusion { add: add.is_some(), output: y.kind() };
+        let fusion = layer_norm::Fusion { add: add.is_some(), normed_residual: false, output: y.kind() };
         let (x, x_stride, x_bias) = match add {
             Some(Addend { x, x_stride, bias }) => (Some(x), x_stride, Some(bias)),
             None => (None, y.k, None),

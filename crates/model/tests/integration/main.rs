@@ -3,6 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod damaged;
+mod embeddings;
 mod gemma3_270m;
 mod images;
 mod instruct_models;

@@ -182,7 +182,8 @@ fn parse_prompt(body: &mut Value, context: &Context) -> Result<GenerationRequest
     let system = request.system.map(|system| system.into_text("system")).transpose()?;
     let Turns { messages, images, end, tools_used_at } = turns(system, request.messages, images)?;
     let prompt_options = PromptOptions { end, variables };
-    let conversation = Conversation { messages, tools, prompt_options, tools_used_at };
+    let (field, truncate) = ("messages", false);
+    let conversation = Conversation { messages, tools, prompt_options, tools_used_at, field, truncate };
     Ok(GenerationRequest {
         id_prefix: "msg_",
         model: request.model,

@@ -188,8 +188,8 @@ impl EventWriter for MessageWriter {
         vec![named(&StreamEvent::MessageStop)]
     }
 
-    fn error(&self, error: &Error) -> Event {
-        response::named_event("error", &ErrorBody::new(error, Some(self.request_id.clone())))
+    fn error(&mut self, error: &Error) -> Vec<Event> {
+        vec![response::named_event("error", &ErrorBody::new(error, Some(self.request_id.clone())))]
     }
 
     fn keep_alive(&self) -> KeepAlive {

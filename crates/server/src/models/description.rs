@@ -5,6 +5,8 @@ use text::ToolSupport;
 use utoipa::ToSchema;
 
 use crate::config::Model;
+use crate::embedder::EmbeddingModel;
+use crate::served::Served;
 
 /// A model that requests may name, loaded or not.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -45,6 +47,8 @@ pub enum Capability {
     Thinking,
     /// Fill in the middle.
     Insert,
+    /// Embed texts.
+    Embedding,
 }
 
 /// What the files of a model say of it. What is unknown is empty or 0.
@@ -95,6 +99,34 @@ impl ModelDescription {
         }
     }
 
+    /// The description of a model that embeds texts, without what only its files say.
+    pub fn of_embedder(model: &EmbeddingModel) -> ModelDescription {
+        let facts = ModelFacts {
+            embedding_length: model.dimensions,
+            vocab_size: model.vocab_size,
+            ..ModelFacts::default()
+        };
+        ModelDescription {
+            id: model.id.clone(),
+            aliases: model.aliases.clone(),
+            created: model.created,
+            context_length: Some(model.max_tokens),
+            capabilities: vec![Capability::Embedding],
+            facts,
+            ..ModelDescription::default()
+        }
+    }
+
+    /// The description of a loaded model.
+    pub(crate) fn of_served(served: &Served) -> ModelDescription {
+        match served {
+            Served::Language(served) => {
+                ModelDescription::of(&served.model, served.generator.context_length())
+            }
+            Served::Embedder(served) => ModelDescription::of_embedder(&served.model),
+        }
+    }
+
     /// Whether requests may use this name for the model.
     pub fn is_named(&self, name: &str) -> bool {
         self.id == name || self.aliases.iter().any(|alias| alias == name)
@@ -103,6 +135,11 @@ impl ModelDescription {
     /// Whether prompts may contain images.
     pub(crate) fn takes_images(&self) -> bool {
         self.capabilities.contains(&Capability::Vision)
+    }
+
+    /// Whether it embeds texts, rather than generating them.
+    pub(crate) fn embeds(&self) -> bool {
+        self.capabilities.contains(&Capability::Embedding)
     }
 }
 

@@ -4,39 +4,95 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use super::pool::Pool;
-use crate::served::ServedModel;
+use crate::error::Error;
+use crate::served::{Served, ServedEmbedder, ServedModel};
 
 /// A loaded model that is in use: it stays loaded until the last clone is dropped.
-#[derive(Clone)]
-pub(crate) struct Lease(Arc<Use>);
+pub(crate) struct Lease<T = ServedModel>(Arc<Use<T>>);
 
-struct Use {
-    /// `None` only while it is dropped.
-    model: Option<Arc<ServedModel>>,
-    pool: Pool,
-}
-
-impl Lease {
-    /// The pool has counted the lease.
-    pub(super) fn new(model: Arc<ServedModel>, pool: Pool) -> Lease {
-        Lease(Arc::new(Use { model: Some(model), pool }))
+impl<T> Clone for Lease<T> {
+    fn clone(&self) -> Self {
+        Lease(self.0.clone())
     }
 }
 
-impl Deref for Lease {
-    type Target = ServedModel;
+struct Use<T> {
+    /// `None` only while it is dropped.
+    model: Option<Arc<T>>,
+    id: String,
+    pool: Pool,
+}
 
-    fn deref(&self) -> &ServedModel {
+impl<T> Lease<T> {
+    fn new(model: Arc<T>, id: String, pool: Pool) -> Lease<T> {
+        Lease(Arc::new(Use { model: Some(model), id, pool }))
+    }
+}
+
+impl<T> Deref for Lease<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
         self.0.model.as_ref().expect("taken only when dropped")
     }
 }
 
-impl Drop for Use {
+impl<T> Drop for Use<T> {
     fn drop(&mut self) {
         // First the model: once nobody uses it, the pool's reference must be the only one left.
-        let Some(model) = self.model.take() else { return };
-        let id = model.model.id.clone();
-        drop(model);
-        self.pool.release(&id);
+        drop(self.model.take());
+        self.pool.release(&self.id);
+    }
+}
+
+/// A loaded model of any kind that is in use.
+pub(crate) enum AnyLease {
+    Language(Lease),
+    Embedder(Lease<ServedEmbedder>),
+}
+
+impl AnyLease {
+    /// The pool has counted the lease.
+    pub(super) fn new(served: Served, pool: Pool) -> AnyLease {
+        let id = served.id().to_owned();
+        match served {
+            Served::Language(model) => AnyLease::Language(Lease::new(model, id, pool)),
+            Served::Embedder(model) => AnyLease::Embedder(Lease::new(model, id, pool)),
+        }
+    }
+
+    /// Id of the model.
+    pub(crate) fn id(&self) -> &str {
+        match self {
+            AnyLease::Language(lease) => &lease.model.id,
+            AnyLease::Embedder(lease) => &lease.model.id,
+        }
+    }
+
+    /// The model, if it generates text.
+    pub(crate) fn language(self) -> Result<Lease, Error> {
+        match self {
+            AnyLease::Language(lease) => Ok(lease),
+            AnyLease::Embedder(lease) => {
+                let message =
+                    format!("'{}' embeds texts and generates none: use /v1/embeddings", lease.model.id);
+                Err(Error::UnsupportedByModel { param: "model".to_owned(), message })
+            }
+        }
+    }
+
+    /// The model, if it embeds texts.
+    pub(crate) fn embedder(self) -> Result<Lease<ServedEmbedder>, Error> {
+        match self {
+            AnyLease::Embedder(lease) => Ok(lease),
+            AnyLease::Language(lease) => {
+                let message = format!(
+                    "'{}' generates text and embeds none: choose an embedding model, such as all-minilm, \
+                     embeddinggemma or qwen3-embedding",
+                    lease.model.id
+                );
+                Err(Error::UnsupportedByModel { param: "model".to_owned(), message })
+            }
+        }
     }
 }

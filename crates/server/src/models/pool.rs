@@ -11,11 +11,12 @@ use tokio::sync::oneshot;
 
 use super::description::without_default_tag;
 use super::state::{Effect, Slot, SlotPhase, State, Waiter};
-use super::{Lease, LoadControl, ModelDescription, ModelLoader, OpenModel, PoolOptions, Source};
+use super::{AnyLease, LoadControl, ModelDescription, ModelLoader, OpenModel, PoolOptions, Source};
 use crate::completion::blocking;
 use crate::config::Config;
 use crate::error::Error;
-use crate::served::ServedModel;
+use crate::generator::Generator;
+use crate::served::Served;
 
 /// The models of a server. Clones share them.
 #[derive(Clone)]
@@ -72,7 +73,7 @@ impl Pool {
     pub(crate) fn new(source: Source, config: &Config) -> io::Result<Pool> {
         let (loader, options, loaded) = match source {
             Source::One(model) => {
-                let served = Arc::new(ServedModel::new(*model, config)?);
+                let served = Served::new(*model, config)?;
                 (None, PoolOptions::default(), Some(served))
             }
             Source::OnDemand(loader, options) => (Some(loader), options, None),
@@ -95,14 +96,14 @@ impl Pool {
     }
 
     /// A model that is loaded; `None` if it has to be loaded first, or does not exist.
-    pub(crate) fn try_acquire(&self, name: &str) -> Option<Lease> {
+    pub(crate) fn try_acquire(&self, name: &str) -> Option<AnyLease> {
         let model = self.state().acquire(name)?;
-        Some(Lease::new(model, self.clone()))
+        Some(AnyLease::new(model, self.clone()))
     }
 
     /// A model by one of its names. Loads it if need be, as soon as there is memory. `NAME:latest` is also a name of
     /// `NAME`, unless another model has it.
-    pub(crate) async fn acquire(&self, name: &str) -> Result<Lease, Error> {
+    pub(crate) async fn acquire(&self, name: &str) -> Result<AnyLease, Error> {
         match (self.acquire_exact(name).await, without_default_tag(name)) {
             (Err(unknown @ Error::UnknownModel(_)), Some(plain)) => match self.acquire_exact(plain).await {
                 Err(Error::UnknownModel(_)) => Err(unknown),
@@ -112,7 +113,7 @@ impl Pool {
         }
     }
 
-    async fn acquire_exact(&self, name: &str) -> Result<Lease, Error> {
+    async fn acquire_exact(&self, name: &str) -> Result<AnyLease, Error> {
         let _ = self.0.runtime.set(Handle::current());
         if let Some(lease) = self.try_acquire(name) {
             return Ok(lease);
@@ -152,8 +153,8 @@ impl Pool {
                 let reason = format!(
                     "it needs {} of memory, but all models together may take {}: choose a smaller one or a smaller \
                      context, or raise --memory-budget",
-                    gigabytes(bytes),
-                    gigabytes(state.memory_budget)
+                    with_unit(bytes),
+                    with_unit(state.memory_budget)
                 );
                 return Err(Error::ModelUnavailable { model: id, reason });
             }
@@ -199,7 +200,7 @@ impl Pool {
         for effect in effects {
             match effect {
                 // If the request is gone, the lease is dropped.
-                Effect::Grant(waiter, model) => drop(waiter.send(Ok(Lease::new(model, self.clone())))),
+                Effect::Grant(waiter, model) => drop(waiter.send(Ok(AnyLease::new(model, self.clone())))),
                 Effect::Load(model, control) => self.start_load(model, control),
                 Effect::Unload(model) => self.start_unload(model),
                 Effect::Expire { id, last_use, after } => self.start_timer(id, last_use, after),
@@ -214,9 +215,8 @@ impl Pool {
         let work = move || {
             let loaded = catch_unwind(AssertUnwindSafe(|| model.load(&control)));
             let loaded = loaded.unwrap_or_else(|_| Err("loading it panicked: this is a bug".to_owned()));
-            let served = loaded.and_then(|loaded| {
-                ServedModel::new(loaded, &pool.0.config).map_err(|error| error.to_string())
-            });
+            let served = loaded
+                .and_then(|loaded| Served::new(loaded, &pool.0.config).map_err(|error| error.to_string()));
             pool.loaded(&name, served);
         };
         if let Err(error) = std::thread::Builder::new().name("load".into()).spawn(work) {
@@ -224,9 +224,9 @@ impl Pool {
         }
     }
 
-    fn loaded(&self, id: &str, served: Result<ServedModel, String>) {
+    fn loaded(&self, id: &str, served: Result<Served, String>) {
         let (served, reason) = match served {
-            Ok(served) => (Some(Arc::new(served)), String::new()),
+            Ok(served) => (Some(served), String::new()),
             Err(reason) => (None, reason),
         };
         match &served {
@@ -240,10 +240,12 @@ impl Pool {
         self.run(effects);
     }
 
-    fn start_unload(&self, model: Arc<ServedModel>) {
-        let (pool, id) = (self.clone(), model.model.id.clone());
+    fn start_unload(&self, model: Served) {
+        let (pool, id) = (self.clone(), model.id().to_owned());
         tracing::info!(model = id, "unloading the model");
-        self.retire(&model.generator.status());
+        if let Some(generator) = model.generator() {
+            self.state().retired.add_counters(&generator.status());
+        }
         let spawned = Arc::new(Mutex::new(Some(model)));
         let moved = spawned.clone();
         let work = move || {
@@ -251,20 +253,15 @@ impl Pool {
             drop(moved.lock().unwrap_or_else(PoisonError::into_inner).take());
             pool.unloaded(&id);
         };
-        let id = match std::thread::Builder::new().name("unload".into()).spawn(work) {
-            Ok(_) => return,
-            Err(_) => spawned.lock().unwrap_or_else(PoisonError::into_inner).take(),
-        };
+        if std::thread::Builder::new().name("unload".into()).spawn(work).is_ok() {
+            return;
+        }
         // Without a thread, it is freed here.
-        if let Some(model) = id {
-            let id = model.model.id.clone();
+        let model = spawned.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(id) = model.as_ref().map(|model| model.id().to_owned()) {
             drop(model);
             self.unloaded(&id);
         }
-    }
-
-    fn retire(&self, status: &Status) {
-        self.state().retired.add_counters(status);
     }
 
     fn unloaded(&self, id: &str) {
@@ -291,7 +288,7 @@ impl Pool {
         while let Some(name) = self.first_starting() {
             let loaded = self.acquire(&name).await;
             loaded.map_err(|error| match error {
-                Error::ModelUnavailable { reason, .. } => reason,
+                Error::ModelUnavailable { model, reason } => format!("{model}: {reason}"),
                 error => error.to_string(),
             })?;
             self.starting().remove(0);
@@ -332,14 +329,14 @@ impl Pool {
             };
             return Some(if stage.is_empty() { "the model is loading".to_owned() } else { stage });
         }
-        state.ready().find_map(|model| model.generator.not_ready())
+        state.generators().find_map(|generator| generator.not_ready())
     }
 
     /// The error that any submission would get now, such as a full queue.
     pub(crate) fn would_reject(&self) -> Option<SubmitError> {
         // With several models it depends on the request.
         match self.0.loader {
-            None => self.state().ready().find_map(|model| model.generator.would_reject()),
+            None => self.state().generators().find_map(|generator| generator.would_reject()),
             Some(_) => None,
         }
     }
@@ -349,25 +346,25 @@ impl Pool {
         let id = self.state().current().map(|slot| slot.description.id.clone());
         let lease = id.and_then(|id| self.try_acquire(&id));
         match lease {
-            Some(lease) => lease.generator.probe().await,
-            None => true,
+            Some(AnyLease::Language(lease)) => lease.generator.probe().await,
+            Some(AnyLease::Embedder(_)) | None => true,
         }
     }
 
     /// Counters and gauges of all models together.
     pub(crate) fn status(&self) -> Status {
-        let mut state = self.state();
+        let state = self.state();
         let mut status = state.retired.clone();
-        state.ready().for_each(|model| status.add(&model.generator.status()));
+        state.generators().for_each(|generator| status.add(&generator.status()));
         status
     }
 
     /// The model that was used last.
     pub(crate) fn current(&self) -> Option<CurrentModel> {
-        let mut state = self.state();
+        let state = self.state();
         let slot = state.current()?;
         let (SlotPhase::Ready(model) | SlotPhase::Draining(model)) = &slot.phase else { return None };
-        let generator = &model.generator;
+        let generator = model.generator()?;
         Some(CurrentModel {
             id: slot.description.id.clone(),
             context_length: generator.context_length(),
@@ -410,22 +407,24 @@ impl Pool {
     }
 }
 
-/// Bytes in gigabytes.
-fn gigabytes(bytes: u64) -> String {
-    format!("{:.1} GB", bytes as f64 / 1e9)
+fn with_unit(bytes: u64) -> String {
+    match bytes as f64 / f64::from(1 << 20) {
+        mebibytes if mebibytes < 1024.0 => format!("{mebibytes:.1} MiB"),
+        mebibytes => format!("{:.1} GiB", mebibytes / 1024.0),
+    }
 }
 
 impl State {
-    /// The models that are loaded.
-    fn ready(&mut self) -> impl Iterator<Item = &Arc<ServedModel>> {
+    /// The engines of the models that are loaded.
+    fn generators(&self) -> impl Iterator<Item = &Arc<dyn Generator>> {
         self.slots.iter().filter_map(|slot| match &slot.phase {
-            SlotPhase::Ready(model) | SlotPhase::Draining(model) => Some(model),
+            SlotPhase::Ready(model) | SlotPhase::Draining(model) => model.generator(),
             SlotPhase::Loading { .. } | SlotPhase::Unloading => None,
         })
     }
 
     /// The loaded model that was used last.
-    fn current(&mut self) -> Option<&Slot> {
+    fn current(&self) -> Option<&Slot> {
         let is_loaded = |slot: &&Slot| matches!(slot.phase, SlotPhase::Ready(_) | SlotPhase::Draining(_));
         self.slots.iter().filter(is_loaded).max_by_key(|slot| slot.last_use)
     }

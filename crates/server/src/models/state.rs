@@ -11,21 +11,21 @@ use std::time::{Duration, Instant};
 use engine::Status;
 use tokio::sync::oneshot;
 
-use super::{Lease, LoadControl, ModelDescription, OpenModel};
+use super::{AnyLease, LoadControl, ModelDescription, OpenModel};
 use crate::error::Error;
-use crate::served::ServedModel;
+use crate::served::Served;
 
 /// Receives the model that a request waits for.
-pub(super) type Waiter = oneshot::Sender<Result<Lease, Error>>;
+pub(super) type Waiter = oneshot::Sender<Result<AnyLease, Error>>;
 
 /// What the pool has to do after a change.
 pub(super) enum Effect {
     /// Load a model.
     Load(Box<dyn OpenModel>, Arc<LoadControl>),
     /// Free a model.
-    Unload(Arc<ServedModel>),
+    Unload(Served),
     /// Hand a model, which counts as in use, to a request that waits for it.
-    Grant(Waiter, Arc<ServedModel>),
+    Grant(Waiter, Served),
     /// Unload a model that is not used for some time.
     Expire { id: String, last_use: u64, after: Duration },
 }
@@ -50,9 +50,9 @@ pub(super) enum SlotPhase {
         control: Arc<LoadControl>,
         waiters: Vec<Waiter>,
     },
-    Ready(Arc<ServedModel>),
+    Ready(Served),
     /// In use, but its memory is needed: it gets no new requests.
-    Draining(Arc<ServedModel>),
+    Draining(Served),
     Unloading,
 }
 
@@ -88,8 +88,8 @@ impl State {
     }
 
     /// Adds a model that is loaded and takes no memory of the budget.
-    pub(super) fn add_loaded(&mut self, model: Arc<ServedModel>) {
-        let description = ModelDescription::of(&model.model, model.generator.context_length());
+    pub(super) fn add_loaded(&mut self, model: Served) {
+        let description = ModelDescription::of_served(&model);
         let phase = SlotPhase::Ready(model);
         self.slots.push(Slot {
             description,
@@ -107,7 +107,7 @@ impl State {
     }
 
     /// Uses a model that is ready.
-    pub(super) fn acquire(&mut self, name: &str) -> Option<Arc<ServedModel>> {
+    pub(super) fn acquire(&mut self, name: &str) -> Option<Served> {
         self.uses += 1;
         let last_use = self.uses;
         let slot = self.slot(name)?;
@@ -168,7 +168,7 @@ impl State {
     }
 
     /// A load has ended. Returns the requests that wait for it if it failed.
-    pub(super) fn loaded(&mut self, id: &str, model: Option<Arc<ServedModel>>) -> (Vec<Waiter>, Vec<Effect>) {
+    pub(super) fn loaded(&mut self, id: &str, model: Option<Served>) -> (Vec<Waiter>, Vec<Effect>) {
         self.uses += 1;
         let last_use = self.uses;
         let Some(index) = self.slots.iter().position(|slot| slot.description.id == id) else {

@@ -74,7 +74,7 @@ async fn load_model(
         keep_alive => {
             let served = app.models.acquire(&model).await?;
             if let Some(keep_alive) = keep_alive {
-                app.models.set_keep_alive(&served.model.id, keep_alive);
+                app.models.set_keep_alive(served.id(), keep_alive);
             }
             "load"
         }

@@ -1,4 +1,4 @@
-//! Ollama's API: requests (`request`, `options`, `conversation`), responses (`response`, `error`), which `writer` makes
+//! Ollama's API: requests (`request`, `options`, `conversation`, `embed`), responses (`response`, `error`), which `writer` makes
 //! of the output, the models (`models`), and the store (`store`).
 //!
 //! Bodies are JSON, and streams are lines of JSON. Unknown fields and options are ignored, as Ollama does; those that
@@ -6,6 +6,7 @@
 //! is an error that names it.
 
 mod conversation;
+mod embed;
 mod error;
 mod handlers;
 mod models;
@@ -15,6 +16,7 @@ mod response;
 mod store;
 mod writer;
 
+pub(crate) use embed::{EmbedFields, EmbedResponse, EmbeddingsFields, EmbeddingsResponse, embed, embeddings};
 pub(crate) use error::{ErrorBody, render_errors};
 pub(crate) use handlers::{chat, generate};
 pub(crate) use models::{

@@ -24,6 +24,8 @@ pub(crate) struct ChatFields {
     messages: Option<Vec<RequestMessage>>,
     /// Tools that the model may call, if its chat template supports them.
     tools: Option<Vec<ToolDefinition>>,
+    /// Whether the oldest messages are left out if the conversation is too long; true by default.
+    truncate: Option<bool>,
 }
 
 /// Request fields of `/api/generate`.
@@ -159,7 +161,8 @@ fn chat_input(body: &mut Value, common: &CommonFields, context: &Context) -> Res
         return Err(Error::invalid_field("messages", "has no text for the model to answer"));
     }
     let prompt_options = PromptOptions { end, variables };
-    let conversation = Conversation { messages, tools, prompt_options, tools_used_at };
+    let (field, truncate) = ("messages", fields.truncate.unwrap_or(true));
+    let conversation = Conversation { messages, tools, prompt_options, tools_used_at, field, truncate };
     Ok((Input::Conversation(Box::new(conversation)), images))
 }
 
@@ -185,10 +188,8 @@ fn generate_input(
         () => None,
     };
     if let Some(reason) = without_template {
-        let has_images = !images.is_empty();
-        for (field, _) in
-            [("system", system.is_some()), ("images", has_images)].iter().filter(|(_, is_set)| *is_set)
-        {
+        let given = [("system", system.is_some()), ("images", !images.is_empty())];
+        if let Some((field, _)) = given.iter().find(|(_, is_given)| *is_given) {
             return Err(Error::invalid_field(*field, format!("is not allowed if {reason}")));
         }
         let prompts = Prompts { prompts: vec![Prompt::Text(prompt)], suffix, echo: false };
@@ -198,6 +199,7 @@ fn generate_input(
         system.map(|system| Message::new("system", system)).into_iter().collect();
     messages.push(Message::new("user", content(prompt, images.len())));
     let prompt_options = PromptOptions { end: PromptEnd::Reply, variables };
-    let conversation = Conversation { messages, tools: None, prompt_options, tools_used_at: None };
+    let (tools, tools_used_at, field, truncate) = (None, None, "prompt", false);
+    let conversation = Conversation { messages, tools, prompt_options, tools_used_at, field, truncate };
     Ok((Input::Conversation(Box::new(conversation)), images))
 }

@@ -13,7 +13,7 @@ use super::response::{End, FunctionCall, Output, ToolCall};
 use crate::access_log::LogEntry;
 use crate::choice::ChoicePart;
 use crate::error::Error;
-use crate::openai::ChatLogprobs;
+use crate::openai::TokenLogprob;
 use crate::output::OutputPart;
 use crate::response::{Collector, EventWriter, line};
 
@@ -46,7 +46,8 @@ impl ResponseWriter {
             OutputPart::Text(text, tokens) => {
                 self.end_call();
                 self.output.text.push_str(&text);
-                self.output.logprobs.extend(ChatLogprobs::new(&tokens, &self.tokenizer).into_content());
+                let logprobs = tokens.iter().map(|token| TokenLogprob::new(token, &self.tokenizer));
+                self.output.logprobs.extend(logprobs);
             }
             OutputPart::Reasoning(thinking) => {
                 self.end_call();
@@ -126,7 +127,7 @@ impl EventWriter<Bytes> for ResponseWriter {
         vec![]
     }
 
-    fn error(&self, error: &Error) -> Bytes {
-        line(&ErrorBody::new(error))
+    fn error(&mut self, error: &Error) -> Vec<Bytes> {
+        vec![line(&ErrorBody::new(error))]
     }
 }

@@ -199,16 +199,7 @@ impl ChatRequest {
             let message = format!("must not contain '{name}', which the server sets");
             return Err(Error::invalid_field("chat_template_kwargs", message));
         }
-        let effort = self.reasoning_effort.as_deref();
-        if effort == Some("") {
-            return Err(Error::invalid_field("reasoning_effort", "is empty: use none, low, medium or high"));
-        }
-        if let Some(thinking) = effort.map(|effort| effort != "none").or(thinking) {
-            set_thinking(&mut variables, thinking);
-        }
-        if let Some(effort) = effort {
-            variables.entry("reasoning_effort").or_insert(effort.into());
-        }
+        set_effort(&mut variables, "reasoning_effort", self.reasoning_effort.as_deref(), thinking)?;
         Ok(PromptOptions { end, variables })
     }
 
@@ -256,8 +247,29 @@ impl ChatRequest {
             let field = if messages[index].role == "tool" { "role" } else { "tool_calls" };
             format!("messages[{index}].{field}")
         });
-        Ok(Conversation { messages, tools, prompt_options, tools_used_at })
+        let (field, truncate) = ("messages", false);
+        Ok(Conversation { messages, tools, prompt_options, tools_used_at, field, truncate })
     }
+}
+
+/// Sets the template's variables for the effort of the field `field`. `thinking`: whether the model thinks if there is
+/// none; `None` leaves it to the template.
+pub(super) fn set_effort(
+    variables: &mut Variables,
+    field: &str,
+    effort: Option<&str>,
+    thinking: Option<bool>,
+) -> Result<(), Error> {
+    if effort == Some("") {
+        return Err(Error::invalid_field(field, "is empty: use none, low, medium or high"));
+    }
+    if let Some(thinking) = effort.map(|effort| effort != "none").or(thinking) {
+        set_thinking(variables, thinking);
+    }
+    if let Some(effort) = effort {
+        variables.entry("reasoning_effort").or_insert(effort.into());
+    }
+    Ok(())
 }
 
 impl RequestMessage {

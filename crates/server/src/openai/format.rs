@@ -1,6 +1,6 @@
 //! Fields that constrain the output: `response_format`, and those of other servers with the same purpose.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
@@ -29,9 +29,10 @@ pub(crate) struct ResponseFormat {
     json_schema: Option<Value>,
 }
 
-#[derive(Clone, Copy, Debug, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
-enum FormatType {
+pub(crate) enum FormatType {
+    #[default]
     Text,
     JsonObject,
     JsonSchema,
@@ -77,17 +78,27 @@ impl ResponseFormat {
     /// The constraint; `None` for text.
     pub(super) fn constraint(&self) -> Result<Option<Constraint>, Error> {
         const FIELD: &str = "response_format.json_schema";
-        let schema = match (self.r#type, &self.json_schema) {
-            (FormatType::Text, _) => return Ok(None),
-            (FormatType::JsonObject, _) => {
-                return Ok(Some(Constraint { field: SCHEMA_FIELD, kind: ConstraintKind::JsonObject }));
-            }
-            (FormatType::JsonSchema, None) => return Err(Error::missing_field(FIELD)),
-            (FormatType::JsonSchema, Some(given)) => parse_field::<JsonSchema>(FIELD, given)?.schema,
-        };
-        match schema {
-            Value::Object(_) => Constraint::schema(SCHEMA_FIELD, &schema).map(Some),
-            _ => Err(Error::invalid_field(SCHEMA_FIELD, "must be an object")),
+        self.r#type.constraint(SCHEMA_FIELD, || match &self.json_schema {
+            None => Err(Error::missing_field(FIELD)),
+            Some(given) => Ok(parse_field::<JsonSchema>(FIELD, given)?.schema),
+        })
+    }
+}
+
+impl FormatType {
+    /// The constraint of a format, whose schema is the field `field`; `None` for text.
+    pub(super) fn constraint(
+        self,
+        field: &'static str,
+        schema: impl FnOnce() -> Result<Value, Error>,
+    ) -> Result<Option<Constraint>, Error> {
+        match self {
+            FormatType::Text => Ok(None),
+            FormatType::JsonObject => Ok(Some(Constraint { field, kind: ConstraintKind::JsonObject })),
+            FormatType::JsonSchema => match schema()? {
+                schema @ Value::Object(_) => Constraint::schema(field, &schema).map(Some),
+                _ => Err(Error::invalid_field(field, "must be an object")),
+            },
         }
     }
 }

@@ -80,7 +80,8 @@ fn take_url(part: &mut Value, param: &str) -> Result<String, Error> {
     }
 }
 
-fn parse_url(url: String, param: &str, limits: &Limits) -> Result<ImageLocation, Error> {
+/// The image at a URL of the field `param`.
+pub(super) fn parse_url(url: String, param: &str, limits: &Limits) -> Result<ImageLocation, Error> {
     if is_remote(&url) {
         return Ok(ImageLocation::Remote(url));
     }

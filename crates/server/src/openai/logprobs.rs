@@ -24,7 +24,7 @@ pub(crate) struct ChatLogprobs {
 }
 
 /// A generated token and the most probable tokens at its position.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 pub(crate) struct TokenLogprob {
     #[serde(flatten)]
     token: Logprob,
@@ -33,7 +33,7 @@ pub(crate) struct TokenLogprob {
 }
 
 /// A token and its log probability.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 pub(crate) struct Logprob {
     /// Text of the token. Bytes that are not a complete character are written as `\xf0`.
     token: String,
@@ -67,19 +67,29 @@ impl Logprob {
     }
 }
 
-impl ChatLogprobs {
-    pub(crate) fn into_content(self) -> Vec<TokenLogprob> {
-        self.content
-    }
-
-    pub(crate) fn new(tokens: &[EmittedToken], tokenizer: &Tokenizer) -> ChatLogprobs {
+impl TokenLogprob {
+    pub(crate) fn new(token: &EmittedToken, tokenizer: &Tokenizer) -> TokenLogprob {
         let logprob = |(id, logprob): &(u32, f32)| Logprob::new(*id, *logprob, tokenizer);
-        // Chats do not echo their prompt, so every token has one.
-        let token = |token: &EmittedToken| TokenLogprob {
+        TokenLogprob {
+            // Chats do not echo their prompt, so every token has one.
             token: logprob(&(token.id, token.logprob.unwrap_or(MIN_LOGPROB))),
             top_logprobs: token.top.iter().map(logprob).collect(),
-        };
-        ChatLogprobs { content: tokens.iter().map(token).collect(), refusal: None }
+        }
+    }
+
+    /// With empty instead of null `bytes`.
+    pub(crate) fn with_bytes(mut self) -> TokenLogprob {
+        for logprob in self.top_logprobs.iter_mut().chain([&mut self.token]) {
+            logprob.bytes.get_or_insert_default();
+        }
+        self
+    }
+}
+
+impl ChatLogprobs {
+    pub(crate) fn new(tokens: &[EmittedToken], tokenizer: &Tokenizer) -> ChatLogprobs {
+        let content = tokens.iter().map(|token| TokenLogprob::new(token, tokenizer)).collect();
+        ChatLogprobs { content, refusal: None }
     }
 }
 

@@ -10,7 +10,7 @@ use crate::parse::parse_field;
 use crate::tools::{ToolOptions, check_name};
 
 /// Maximum length of a tool's name.
-const MAX_NAME: usize = 64;
+pub(super) const MAX_NAME: usize = 64;
 
 /// The field of a tool that has its schema.
 const SCHEMA_FIELD: &str = "function.parameters";
@@ -90,7 +90,7 @@ pub(crate) struct AllowedToolsChoice {
 
 #[derive(Clone, Copy, Debug, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
-enum AllowedType {
+pub(crate) enum AllowedType {
     AllowedTools,
 }
 
@@ -104,7 +104,7 @@ struct AllowedTools {
 
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, ToSchema)]
 #[serde(rename_all = "lowercase")]
-enum AllowedMode {
+pub(crate) enum AllowedMode {
     Auto,
     Required,
 }
@@ -121,37 +121,70 @@ pub(crate) fn tool_options(
         let tool = Tool { name, description, parameters };
         options.push(tool, strict.unwrap_or(false), MAX_NAME, &format!("tools[{index}].function.name"))?;
     }
-    let all = 0..options.tools.len();
-    let find = |path: &str, name: &str| options.find(path, name);
-    let (allowed, required) = match choice {
-        None | Some(Value::Null) => (all.collect(), false),
+    parse_choice(choice)?.apply(options)
+}
+
+fn parse_choice(choice: Option<&Value>) -> Result<ToolChoice, Error> {
+    const FIELD: &str = "tool_choice";
+    Ok(match choice {
+        None | Some(Value::Null) => ToolChoice::Mode(ToolChoiceMode::Auto),
         Some(Value::Object(fields)) if fields.get("type").is_some_and(|kind| kind == "allowed_tools") => {
             let AllowedToolsChoice { allowed_tools, .. } =
-                parse_field("tool_choice", choice.unwrap_or(&Value::Null))?;
+                parse_field(FIELD, choice.unwrap_or(&Value::Null))?;
             let path = |index: usize| format!("tool_choice.allowed_tools.tools[{index}].function.name");
-            let named = allowed_tools.tools.iter().enumerate();
-            let mut allowed = named
-                .map(|(index, named)| find(&path(index), &named.function.name))
-                .collect::<Result<Vec<usize>, Error>>()?;
-            if allowed.is_empty() {
-                let message = "is empty: at least one tool is required";
-                return Err(Error::invalid_field("tool_choice.allowed_tools.tools", message));
-            }
-            allowed.sort_unstable();
-            allowed.dedup();
-            (allowed, allowed_tools.mode == AllowedMode::Required)
+            let named = allowed_tools.tools.into_iter().enumerate();
+            let named = named.map(|(index, named)| (path(index), named.function.name)).collect();
+            let field = "tool_choice.allowed_tools.tools";
+            ToolChoice::Allowed { field, named, mode: allowed_tools.mode }
         }
         Some(named @ Value::Object(_)) => {
-            let NamedToolChoice { function, .. } = parse_field("tool_choice", named)?;
-            (vec![find("tool_choice.function.name", &function.name)?], true)
+            let NamedToolChoice { function, .. } = parse_field(FIELD, named)?;
+            ToolChoice::Named { field: "tool_choice.function.name", name: function.name }
         }
-        Some(mode) => match parse_field("tool_choice", mode)? {
-            ToolChoiceMode::None => return Ok(None),
-            ToolChoiceMode::Auto => (all.collect(), false),
-            ToolChoiceMode::Required => (all.collect(), true),
-        },
-    };
-    options.allowing(allowed, required)
+        Some(mode) => ToolChoice::Mode(parse_field(FIELD, mode)?),
+    })
+}
+
+/// `tool_choice` in the terms of both chats and responses, with the fields of names for errors.
+#[derive(Debug)]
+pub(super) enum ToolChoice {
+    Mode(ToolChoiceMode),
+    /// This tool is called.
+    Named {
+        field: &'static str,
+        name: String,
+    },
+    /// A subset of the tools: the field of each name, and the name.
+    Allowed {
+        field: &'static str,
+        named: Vec<(String, String)>,
+        mode: AllowedMode,
+    },
+}
+
+impl ToolChoice {
+    /// The options of a request with this choice. `None` if no tool may be called.
+    pub(super) fn apply(self, options: ToolOptions) -> Result<Option<ToolOptions>, Error> {
+        let all = (0..options.tools.len()).collect();
+        let (allowed, required) = match self {
+            ToolChoice::Mode(ToolChoiceMode::None) => return Ok(None),
+            ToolChoice::Mode(mode) => (all, mode == ToolChoiceMode::Required),
+            ToolChoice::Named { field, name } => (vec![options.find(field, &name)?], true),
+            ToolChoice::Allowed { field, named, mode } => {
+                let mut allowed = named
+                    .iter()
+                    .map(|(field, name)| options.find(field, name))
+                    .collect::<Result<Vec<usize>, Error>>()?;
+                if allowed.is_empty() {
+                    return Err(Error::invalid_field(field, "is empty: at least one tool is required"));
+                }
+                allowed.sort_unstable();
+                allowed.dedup();
+                (allowed, mode == AllowedMode::Required)
+            }
+        };
+        options.allowing(allowed, required)
+    }
 }
 
 /// A tool call in a message, of a request or of a response.
@@ -175,10 +208,15 @@ impl ToolCall {
     pub(crate) fn into_text_call(self, path: &str) -> Result<text::ToolCall, Error> {
         let FunctionCall { name, arguments } = self.function;
         check_name(&format!("{path}.function.name"), &name, MAX_NAME)?;
-        // Arguments that are not an object are shown to the model as text.
-        let parsed = serde_json::from_str(&arguments).ok().filter(Value::is_object);
-        Ok(text::ToolCall { id: self.id, name, arguments: parsed.unwrap_or(Value::String(arguments)) })
+        Ok(text_call(self.id, name, arguments))
     }
+}
+
+/// A call in the form that chat templates expect.
+pub(super) fn text_call(id: String, name: String, arguments: String) -> text::ToolCall {
+    // Arguments that are not an object are shown to the model as text.
+    let parsed = serde_json::from_str(&arguments).ok().filter(Value::is_object);
+    text::ToolCall { id, name, arguments: parsed.unwrap_or(Value::String(arguments)) }
 }
 
 /// A tool call in a chunk of a stream.

@@ -351,8 +351,8 @@ impl EventWriter for ChunkWriter {
         usage.into_iter().chain([Event::default().data("[DONE]")]).collect()
     }
 
-    fn error(&self, error: &Error) -> Event {
+    fn error(&mut self, error: &Error) -> Vec<Event> {
         // No [DONE] follows.
-        response::event(&ErrorBody::new(error))
+        vec![response::event(&ErrorBody::new(error))]
     }
 }

@@ -6,8 +6,9 @@ use utoipa::ToSchema;
 use super::{add, operation, reference, request_body, response};
 use crate::config::Model;
 use crate::ollama::{
-    ChatFields, ChatResponse, CommonFields, DeleteRequest, ErrorBody, GenerateFields, GenerateResponse,
-    ModelTags, PullRequest, PullStatus, RunningModels, ShowRequest, ShowResponse, Version,
+    ChatFields, ChatResponse, CommonFields, DeleteRequest, EmbedFields, EmbedResponse, EmbeddingsFields,
+    EmbeddingsResponse, ErrorBody, GenerateFields, GenerateResponse, ModelTags, PullRequest, PullStatus,
+    RunningModels, ShowRequest, ShowResponse, Version,
 };
 use crate::openai::tools::NAME_PATTERN;
 use crate::request::MAX_STOPS;
@@ -74,6 +75,35 @@ fn delete() -> Value {
     operation
 }
 
+/// Adds the paths of embeddings.
+pub(super) fn add_embedding_paths(paths: &mut Map<String, Value>) {
+    let mut add = |path: &str, body: &str, ok: &str| {
+        let mut operation = ollama_operation("Embed texts", response("The vectors", ok));
+        operation["requestBody"] = request_body(&reference(body));
+        paths.insert(path.to_owned(), json!({ "post": operation }));
+    };
+    add("/api/embed", &EmbedFields::name(), &EmbedResponse::name());
+    add("/api/embeddings", &EmbeddingsFields::name(), &EmbeddingsResponse::name());
+}
+
+/// Adds the schemas of embeddings, for models of these names.
+pub(super) fn add_embedding_schemas(schemas: &mut Map<String, Value>, names: &[&String]) {
+    add::<EmbedFields>(schemas, &EmbedFields::name());
+    add::<EmbedResponse>(schemas, &EmbedResponse::name());
+    add::<EmbeddingsFields>(schemas, &EmbeddingsFields::name());
+    add::<EmbeddingsResponse>(schemas, &EmbeddingsResponse::name());
+    for request in [EmbedFields::name(), EmbeddingsFields::name()] {
+        schemas[&*request]["properties"]["model"]["enum"] = json!(names);
+    }
+    refine_keep_alive(schemas);
+}
+
+/// Durations as text.
+fn refine_keep_alive(schemas: &mut Map<String, Value>) {
+    let duration = r"^$|^[+-]?([0-9]+(\.[0-9]+)?|([0-9]+(\.[0-9]+)?(ns|us|ms|s|m|h))+)$";
+    schemas["OllamaKeepAlive"]["oneOf"][1]["pattern"] = json!(duration);
+}
+
 /// Adds the schemas, with constraints that the types do not express.
 pub(super) fn add_schemas(schemas: &mut Map<String, Value>, names: &[&String], model: Option<&Model>) {
     add::<CommonFields>(schemas, &CommonFields::name());
@@ -90,6 +120,7 @@ pub(super) fn add_schemas(schemas: &mut Map<String, Value>, names: &[&String], m
     add::<PullStatus>(schemas, &PullStatus::name());
     add::<DeleteRequest>(schemas, &DeleteRequest::name());
     add::<ErrorBody>(schemas, &ErrorBody::name());
+    refine_keep_alive(schemas);
     let mut set = |schema: &str, pointer: &str, key: &str, value: Value| {
         let schema = schemas.get_mut(schema).and_then(|schema| schema.pointer_mut(pointer));
         schema.expect("the schema has this field")[key] = value;
@@ -100,8 +131,6 @@ pub(super) fn add_schemas(schemas: &mut Map<String, Value>, names: &[&String], m
     set("OllamaCommonFields", "", "anyOf", json!([unset, has_logprobs]));
     set("OllamaFormat", "/oneOf/0", "enum", json!(["json", ""]));
     set("OllamaThink", "/oneOf/1", "enum", json!(["low", "medium", "high"]));
-    let duration = r"^$|^[+-]?([0-9]+(\.[0-9]+)?|([0-9]+(\.[0-9]+)?(ns|us|ms|s|m|h))+)$";
-    set("OllamaKeepAlive", "/oneOf/1", "pattern", json!(duration));
     set("OllamaStop", "/oneOf/0", "minLength", json!(1));
     set("OllamaStop", "/oneOf/1/items", "minLength", json!(1));
     set("OllamaStop", "/oneOf/1", "maxItems", json!(MAX_STOPS));

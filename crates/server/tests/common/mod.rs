@@ -451,7 +451,7 @@ impl Fixture {
         read_response(request.send(body).expect("a response"))
     }
 
-    pub fn delete(&self, path: &str, body: &Value) -> HttpResponse {
+    pub fn delete_body(&self, path: &str, body: &Value) -> HttpResponse {
         let request = self.agent.delete(self.url(path)).force_send_body();
         read_response(request.content_type("application/json").send(body.to_string()).expect("a response"))
     }
@@ -463,6 +463,15 @@ impl Fixture {
     pub fn post_bytes(&self, path: &str, body: &[u8], header: (&str, &str)) -> HttpResponse {
         let request = self.agent.post(self.url(path)).content_type("application/json");
         read_response(request.header(header.0, header.1).send(body).expect("a response"))
+    }
+
+    pub fn delete(&self, path: &str) -> HttpResponse {
+        read_response(self.agent.delete(self.url(path)).call().expect("a response"))
+    }
+
+    pub fn delete_with(&self, path: &str, header: (&str, &str)) -> HttpResponse {
+        let request = self.agent.delete(self.url(path)).header(header.0, header.1);
+        read_response(request.call().expect("a response"))
     }
 
     /// The data lines of a stream, as text.
@@ -548,6 +557,11 @@ pub fn chat(more: Value) -> Value {
 pub fn message(more: Value) -> Value {
     let say = json!([{ "role": "user", "content": "say" }]);
     merged(json!({ "model": MODEL, "max_tokens": 1000, "messages": say }), more)
+}
+
+/// A request to `/v1/responses` with a text and these additional fields.
+pub fn response(more: Value) -> Value {
+    merged(json!({ "model": MODEL, "input": "say" }), more)
 }
 
 /// A completion request with these additional fields.

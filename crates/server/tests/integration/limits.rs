@@ -459,7 +459,7 @@ fn unknown_models_paths_and_methods_have_their_own_errors() {
         server.post(CHAT, &chat(json!({ "model": "gpt-5" }))).error(404, "model_not_found");
     assert!(message.contains("gpt-5") && param == "model");
     server.get("/v2").error(404, "unknown_url");
-    server.get("/v1/embeddings").error(404, "unknown_url");
+    server.get("/v1/audio/speech").error(404, "unknown_url");
     let got = server.get(CHAT);
     got.error(405, "method_not_allowed");
     assert_eq!(got.headers["allow"], "POST");

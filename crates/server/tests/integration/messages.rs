@@ -440,7 +440,7 @@ pub(crate) fn image(media_type: &str, data: &str) -> Value {
 }
 
 /// A BMP file of one pixel.
-fn bmp(colour: u8) -> String {
+pub(crate) fn bmp(colour: u8) -> String {
     let mut bytes = b"BM\x3a\0\0\0\0\0\0\0\x36\0\0\0\x28\0\0\0\x01\0\0\0\x01\0\0\0\x01\0\x18\0".to_vec();
     bytes.extend([0; 24]);
     bytes.extend([colour, colour, colour, 0]);

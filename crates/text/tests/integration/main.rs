@@ -15,3 +15,4 @@ mod stop;
 mod thinking;
 mod tools;
 mod vectors;
+mod wordpiece;

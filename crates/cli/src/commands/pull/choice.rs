@@ -37,6 +37,9 @@ pub struct Candidate {
     pub fit: Fit,
 }
 
+/// Activations of an embedding model, roughly.
+const EMBEDDING_SCRATCH: u64 = 512 << 20;
+
 /// Whether a candidate fits.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -82,6 +85,26 @@ impl Candidate {
         Ok(Self::new(index, variant, &checkpoint.config, machine, weights, true))
     }
 
+    /// A variant of an embedding model, which has no KV cache: its weights take about as much memory as its files.
+    pub fn embedding(index: usize, variant: &Variant, machine: &Machine) -> Self {
+        let weight_bytes = variant.bytes();
+        let demand = Demand {
+            weights: vec![WeightDemand {
+                name: "embedding model".into(),
+                bytes: weight_bytes,
+                bytes_per_token: weight_bytes,
+                split_unit: 1 << 20,
+                in_host_memory: false,
+            }],
+            kv_layers: vec![],
+            context_length: 1,
+            max_sequences: 1,
+            scratch_bytes: EMBEDDING_SCRATCH,
+            smaller: Vec::new(),
+        };
+        Self::planned(index, variant, machine, &demand, true)
+    }
+
     fn new(
         index: usize,
         variant: &Variant,
@@ -92,7 +115,6 @@ impl Candidate {
     ) -> Self {
         let reservation = machine.limits(config).reservation(config, 1);
         let layers = kv_layers(config, &reservation);
-        let weight_bytes: u64 = weights.iter().map(|weight| weight.bytes).sum();
         let demand = Demand {
             weights,
             kv_layers: layers,
@@ -101,9 +123,14 @@ impl Candidate {
             scratch_bytes: reservation.scratch_bytes,
             smaller: Vec::new(),
         };
+        Self::planned(index, variant, machine, &demand, exact)
+    }
+
+    fn planned(index: usize, variant: &Variant, machine: &Machine, demand: &Demand, exact: bool) -> Self {
+        let weight_bytes: u64 = demand.weights.iter().map(|weight| weight.bytes).sum();
         let kv = kv_bytes(&demand.kv_layers, demand.context_length, demand.max_sequences);
         let needed = weight_bytes + kv + demand.scratch_bytes;
-        let fit = match plan::plan(&machine.memory, &demand) {
+        let fit = match plan::plan(&machine.memory, demand) {
             Ok(placement) => match placement.spill {
                 Some(spill) => Fit::Spills { host_bytes: spill.bytes },
                 None => Fit::Fits { left_bytes: machine.usable().saturating_sub(needed) },

@@ -11,12 +11,13 @@ mod select;
 use std::{path::Path, process::ExitCode, sync::atomic::AtomicBool, time::Instant};
 
 use anyhow::Context;
+use checkpoint::ModelKind;
 use clap::Args;
 use gpu::format_bytes;
 use serde_json::{Value, json};
 use store::{
-    Hub, Model, ModelDownload, ModelRequest, PullEvent, PullOptions, Pulled, Quant, Settings, Store,
-    printable,
+    Hub, Model, ModelDownload, ModelRequest, PinnedFolder, PullEvent, PullOptions, Pulled, Quant, Settings,
+    Store, printable,
 };
 
 pub use machine::Machine;
@@ -187,6 +188,11 @@ impl Pull<'_> {
         {
             return self.pull_pinned(model, report);
         }
+        if let ModelRequest::Catalogue { model, qat: false, quant: None } = self.request
+            && let Some(folder) = model.folder.as_ref().filter(|_| self.takes_pinned())
+        {
+            return self.pull_folder(model, folder, report);
+        }
         if let Some(pulled) = self.already_pulled(report)? {
             return Ok(Some((pulled, Value::Null)));
         }
@@ -217,11 +223,41 @@ impl Pull<'_> {
 
     /// Whether the file with the pinned checksum is meant: nothing else was requested.
     fn uses_pinned(&self, model: &Model) -> bool {
+        model.pinned.is_some() && self.takes_pinned()
+    }
+
+    fn takes_pinned(&self) -> bool {
         let arguments = self.arguments;
-        model.pinned.is_some()
-            && arguments.revision.is_none()
-            && arguments.name.is_none()
-            && !arguments.mmproj
+        arguments.revision.is_none() && arguments.name.is_none() && !arguments.mmproj
+    }
+
+    fn pull_folder(
+        &self,
+        model: &Model,
+        folder: &PinnedFolder,
+        report: Report<'_>,
+    ) -> anyhow::Result<Option<(Pulled, Value)>> {
+        let (bytes, files) = (folder.bytes(), folder.files.len());
+        if self.arguments.dry_run {
+            if self.arguments.json {
+                output::print_json(&json!({
+                    "name": model.name, "title": model.title, "bytes": bytes, "files": files,
+                    "sha256": folder.files[0].sha256, "licence": model.licence.name, "licence_url": model.licence.url,
+                }))?;
+            } else {
+                let size = format_bytes(bytes);
+                output::print(&format!(
+                    "{}: {}, {files} files, {size}, pinned checksums\n",
+                    model.name, model.title
+                ))?;
+            }
+            return Ok(None);
+        }
+        if !self.is_quiet {
+            note!("{}: {}, {files} files, {}", model.name, model.title, format_bytes(bytes));
+        }
+        let pulled = store::pull_folder(self.store, model, folder, &self.options, report)?;
+        Ok(Some((pulled, Value::Null)))
     }
 
     fn pull_pinned(&self, model: &Model, report: Report<'_>) -> anyhow::Result<Option<(Pulled, Value)>> {
@@ -348,19 +384,17 @@ fn report_result(arguments: &Arguments, outcome: &Outcome) -> anyhow::Result<Exi
         (true, true) => "already downloaded, checksum verified".to_string(),
         (true, false) => format!("already downloaded on {}", printable(&record.date)),
     };
-    let chat = match request {
-        ModelRequest::Catalogue { model, .. } => model.chat,
-        _ => true,
+    let name = printable(&record.name);
+    let embeds = ModelKind::of(path).is_ok_and(|kind| kind == ModelKind::Embedding);
+    let next = match request {
+        _ if embeds => format!("indrik embed -m {name} \"…\""),
+        ModelRequest::Catalogue { model, .. } if !model.chat => format!("indrik generate -m {name} -p \"…\""),
+        _ => format!("indrik chat -m {name}"),
     };
     output::print(&format!(
-        "{}: {}, {outcome}\n{}\n\nNext: {}\n",
-        printable(&record.name),
+        "{name}: {}, {outcome}\n{}\n\nNext: {next}\n",
         format_bytes(record.bytes),
         printable(path.display()),
-        match chat {
-            true => format!("indrik chat -m {}", printable(&record.name)),
-            false => format!("indrik generate -m {} -p \"…\"", printable(&record.name)),
-        }
     ))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use checkpoint::{Checkpoint, Config, complete, config::MetaValue, gguf};
+use checkpoint::{Checkpoint, Config, complete, config::MetaValue, embedding::is_embedding_gguf, gguf};
 use gpu::format_bytes;
 use serde_json::{Value, json};
 use store::{
@@ -304,6 +304,15 @@ impl Headers<'_> {
         Path::new("hf.co").join(self.listing.repository.to_string()).join(printable(&file.path))
     }
 
+    fn are_of_embedding_model(&self) -> anyhow::Result<bool> {
+        let file = &self.variant.files[0];
+        let path = self.path(file);
+        let mut header = self.hub.header(self.listing, file);
+        let preview = gguf::preview(&path, &mut header, file.bytes)?;
+        check_tokenizer(&path, &preview)?;
+        Ok(is_embedding_gguf(&preview.metadata))
+    }
+
     /// The model's dimensions, from the first kilobytes of the first file.
     fn config(&self) -> anyhow::Result<Config> {
         let file = &self.variant.files[0];
@@ -368,6 +377,15 @@ fn choose<'a>(
     is_explicit: bool,
 ) -> anyhow::Result<(Vec<Candidate>, usize)> {
     let ranked = choice::rank(variants);
+    if headers(ranked[0]).are_of_embedding_model()? {
+        let candidates: Vec<Candidate> =
+            ranked.into_iter().map(|index| Candidate::embedding(index, &variants[index], machine)).collect();
+        let chosen = if is_explicit { Some(0) } else { choice::choose(&candidates) };
+        return match chosen {
+            Some(chosen) => Ok((candidates, chosen)),
+            None => Err(too_large(&candidates, machine)),
+        };
+    }
     let config = headers(ranked[0]).config()?;
     let mut candidates: Vec<Candidate> = ranked
         .into_iter()
@@ -437,7 +455,8 @@ fn folder(hub: &Hub, listing: &Listing, machine: &Machine) -> anyhow::Result<Sel
     let path = Path::new("hf.co").join(listing.repository.to_string()).join("config.json");
     let json: Value = serde_json::from_str(&hub.text(listing, file)?)
         .map_err(|error| no_model(listing, format!("its config.json is invalid ({error})")))?;
-    let config = Config::from_hf(&path, &json)?;
+    let embeds = find("modules.json").is_some() || json.get("model_type").is_some_and(|kind| kind == "bert");
+    let config = if embeds { None } else { Some(Config::from_hf(&path, &json)?) };
     if let Some(scheme) = json.get("quantization_config").filter(|scheme| !scheme.is_null()) {
         let method = scheme.get("quant_method").and_then(Value::as_str).unwrap_or("unknown");
         let reason = format!(
@@ -455,7 +474,10 @@ fn folder(hub: &Hub, listing: &Listing, machine: &Machine) -> anyhow::Result<Sel
     let is_weights = |file: &&RemoteFile| file.path.ends_with(".safetensors") && !file.path.contains('/');
     let files: Vec<RemoteFile> = listing.files.iter().filter(is_weights).cloned().collect();
     let variant = Variant { quant: Quant::parse(quant), qat: false, files };
-    let candidate = Candidate::estimated(0, &variant, &config, machine);
+    let candidate = match &config {
+        Some(config) => Candidate::estimated(0, &variant, config, machine),
+        None => Candidate::embedding(0, &variant, machine),
+    };
     if let Fit::TooLarge { .. } = candidate.fit {
         note!(
             "{}: does not fit unquantised; `indrik quantize` can convert it after the pull",

@@ -15,7 +15,7 @@ use server::{LoadControl, LoadedModel, ModelDescription, ModelLoader, OpenModel}
 
 use super::{
     hardware::Hardware,
-    offer::{Offer, OfferedModel},
+    offer::{EmbeddingModel, Offer, OfferedModel},
     summary::{self, ReadyReport},
 };
 use crate::{loading, logging::announce};
@@ -56,7 +56,10 @@ impl Loader {
 
     fn open_offered(&self, name: &str) -> anyhow::Result<Opened> {
         let model = self.offer.open(name)?;
-        let bytes = model.files.memory_bytes(&model.options, &self.device)?;
+        let bytes = match &model {
+            OfferedModel::Language(model) => model.files.memory_bytes(&model.options, &self.device)?,
+            OfferedModel::Embedder(model) => model.files.memory_bytes(&model.options)?,
+        };
         // A model that is larger than the memory of the GPU may still be placed in that of the host.
         let memory = if self.is_strict { bytes } else { bytes.min(self.memory_budget) };
         Ok(Opened { loader: self.clone(), description: model.description(), model, memory })
@@ -102,6 +105,10 @@ impl OpenModel for Opened {
 impl Opened {
     fn start(self, progress: &LoadControl) -> anyhow::Result<LoadedModel> {
         let Opened { loader, model, description, .. } = self;
+        let model = match model {
+            OfferedModel::Language(model) => *model,
+            OfferedModel::Embedder(model) => return start_embedder(model, progress),
+        };
         let terminal = loading::Terminal::default();
         let control = Arc::<Control>::default();
         let report = |stage: LoadProgress<'_>| {
@@ -129,6 +136,22 @@ impl Opened {
         let resources = Background::start(loaded, loader.hardware.clone())?;
         Ok(LoadedModel::new(model.served, Arc::new(engine)).keeping(resources))
     }
+}
+
+fn start_embedder(model: EmbeddingModel, progress: &LoadControl) -> anyhow::Result<LoadedModel> {
+    let terminal = loading::Terminal::default();
+    let control = Control::default();
+    let report = |stage: LoadProgress<'_>| {
+        progress.set_stage(loading::describe(stage));
+        terminal.show(stage);
+        if progress.is_cancelled() {
+            control.cancel.store(true, Ordering::Relaxed);
+        }
+    };
+    let loaded = model.files.load_with(model.options, &control, &report)?;
+    drop(terminal);
+    announce(format_args!("model    {} in {:.1} s", model.files.path().display(), loaded.load_seconds()));
+    Ok(LoadedModel::embedder(model.served, Arc::new(loaded)))
 }
 
 /// Ends the process if an engine's thread ends before it was stopped.

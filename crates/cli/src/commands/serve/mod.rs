@@ -75,7 +75,7 @@ pub fn run(arguments: &Arguments, matches: &ArgMatches) -> anyhow::Result<ExitCo
     let offer = Offer::new(settings)?;
     // Mistakes in the model's name or settings are reported at once.
     let first = offer.preload().first().map(|name| offer.open(name)).transpose()?;
-    let takes_images = offer.whole_store || first.is_some_and(|first| first.served.images.is_ok());
+    let takes_images = offer.whole_store || first.is_some_and(|first| first.takes_images());
     if takes_images && !offer.settings().is_set("max-body-size") {
         config.max_body_bytes = config.max_body_bytes.max(BODY_BYTES_WITH_IMAGES);
     }

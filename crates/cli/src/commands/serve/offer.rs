@@ -7,7 +7,8 @@ use std::{
     time::SystemTime,
 };
 
-use indrik::{ModelFiles, Options};
+use checkpoint::ModelKind;
+use indrik::{EmbeddingFiles, EmbeddingOptions, ModelFiles, Options};
 use model::ImageProcessor;
 use server::{ModelDescription, ModelFacts};
 use store::{EntryKind, Store, StoreEntry};
@@ -33,11 +34,24 @@ pub struct Offer {
 }
 
 /// A model whose files are open.
-pub struct OfferedModel {
+pub enum OfferedModel {
+    Language(Box<LanguageModel>),
+    Embedder(EmbeddingModel),
+}
+
+/// A model that generates text.
+pub struct LanguageModel {
     pub files: ModelFiles,
     pub served: server::Model,
     pub options: Options,
     pub context_length: u32,
+}
+
+/// A model that embeds texts.
+pub struct EmbeddingModel {
+    pub files: EmbeddingFiles,
+    pub served: server::EmbeddingModel,
+    pub options: EmbeddingOptions,
 }
 
 impl Offer {
@@ -144,6 +158,9 @@ impl Offer {
                 device: settings.device.clone(),
             },
         };
+        if ModelKind::of(&store::resolve_model(name)?)? == ModelKind::Embedding {
+            return self.open_embedder(name);
+        }
         let files = model.open()?;
         let context_length = match settings.context {
             Some(context) if is_main => files.check_context_length(context.get() as usize)?,
@@ -152,7 +169,49 @@ impl Offer {
         };
         let options = self.load_options(model.options(), context_length)?;
         let served = self.served(name, &files, is_main)?;
-        Ok(OfferedModel { files, served, options, context_length })
+        Ok(OfferedModel::Language(Box::new(LanguageModel { files, served, options, context_length })))
+    }
+
+    fn open_embedder(&self, name: &str) -> anyhow::Result<OfferedModel> {
+        let settings = &self.settings;
+        let files = EmbeddingFiles::open(name)?;
+        let options = EmbeddingOptions {
+            device: settings.device.clone(),
+            max_tokens: settings.context.map(|context| context.get().min(files.config().max_tokens)),
+            prepare: true,
+            step_timeout: settings.step_timeout.0,
+        };
+        let Names { id, others } = self.names(name, files.path());
+        let mut served = files.served_as(id, &options)?;
+        self.set_aliases(&served.id, &mut served.aliases, others);
+        Ok(OfferedModel::Embedder(EmbeddingModel { files, served, options }))
+    }
+
+    /// Sets the other names of a model.
+    fn set_aliases(&self, id: &str, aliases: &mut Vec<String>, names: Vec<String>) {
+        // Files of several models may have the same name, such as model.gguf.
+        if self.whole_store || self.named.len() > 1 {
+            aliases.clear();
+        }
+        for name in names {
+            if name != id && !aliases.contains(&name) {
+                aliases.push(name);
+            }
+        }
+    }
+
+    /// The names of a model that is offered under `name`.
+    fn names(&self, name: &str, path: &Path) -> Names {
+        // A name in the model store is a better default than the name of its file.
+        let store_name =
+            Some(name.to_owned()).filter(|name| !name.contains('/') && !Path::new(name).exists());
+        // Requests may use the name that `indrik models` lists, and the one given here.
+        let listed = self.entries().into_iter().find(|entry| entry.path == path).map(|entry| entry.name);
+        let is_given = self.named.iter().any(|given| given == name);
+        let is_main = self.settings.model.as_deref() == Some(name);
+        let default = if is_given { &store_name } else { &listed };
+        let id = self.settings.name.clone().filter(|_| is_main).or_else(|| default.clone());
+        Names { id, others: listed.into_iter().chain(store_name).collect() }
     }
 
     fn load_options(&self, base: Options, context_length: u32) -> anyhow::Result<Options> {
@@ -178,14 +237,7 @@ impl Offer {
     /// The model in the form that the server needs.
     fn served(&self, name: &str, files: &ModelFiles, is_main: bool) -> anyhow::Result<server::Model> {
         let settings = &self.settings;
-        // A name in the model store is a better default than the name of its file.
-        let store_name =
-            Some(name.to_owned()).filter(|name| !name.contains('/') && !Path::new(name).exists());
-        // Requests may use the name that `indrik models` lists, and the one given here.
-        let listed = self.entries().into_iter().find(|entry| entry.path == files.path());
-        let listed = listed.map(|entry| entry.name);
-        let default = if self.named.iter().any(|given| given == name) { &store_name } else { &listed };
-        let id = settings.name.clone().filter(|_| is_main).or_else(|| default.clone());
+        let Names { id, others } = self.names(name, files.path());
         let mut served = files.served_as(id)?;
         if settings.pan_and_scan {
             let with_crops = served.images.clone().map(ImageProcessor::with_pan_and_scan);
@@ -198,40 +250,68 @@ impl Offer {
         if !settings.images {
             served.images = Err("images are turned off (--images=false)".to_owned());
         }
-        for name in listed.into_iter().chain(store_name) {
-            if name != served.id && !served.aliases.contains(&name) {
-                served.aliases.push(name);
-            }
-        }
+        self.set_aliases(&served.id, &mut served.aliases, others);
         Ok(served)
     }
+}
+
+/// The names of a model.
+struct Names {
+    /// `None`: the name of its file.
+    id: Option<String>,
+    others: Vec<String>,
 }
 
 impl OfferedModel {
     /// What requests may know of it.
     pub fn description(&self) -> ModelDescription {
-        let (path, config) = (self.files.path(), self.files.config());
-        let entries = Store::open_default().and_then(|store| store.entries()).unwrap_or_default();
-        let entry = entries.into_iter().find(|entry| entry.path == path);
-        // Of a symbolic link, the size of the file that it leads to.
-        let bytes = entry.as_ref().map(|entry| entry.bytes).filter(|bytes| *bytes > 0);
-        let sha256 = entry.and_then(|entry| entry.record).map(|record| record.sha256);
-        let facts = models::facts(self.files.checkpoint());
-        ModelDescription {
-            file_bytes: bytes.unwrap_or_else(|| path.metadata().map_or(0, |data| data.len())),
-            sha256: sha256.filter(|digest| !digest.is_empty()),
-            facts: ModelFacts {
-                format: if models::is_gguf(path) { "gguf" } else { "safetensors" }.to_owned(),
-                architecture: facts.family.unwrap_or_default(),
-                parameters: facts.parameters.unwrap_or(0),
-                quantization: facts.quantisation.unwrap_or_default(),
-                embedding_length: config.hidden,
-                block_count: config.layers,
-                head_count: config.heads,
-                head_count_kv: config.kv_heads,
-                vocab_size: config.vocab,
-            },
-            ..ModelDescription::of(&self.served, self.context_length)
+        match self {
+            OfferedModel::Language(model) => {
+                let base = ModelDescription::of(&model.served, model.context_length);
+                let description = with_files(base, model.files.path());
+                let config = model.files.config();
+                let facts = ModelFacts {
+                    embedding_length: config.hidden,
+                    block_count: config.layers,
+                    head_count: config.heads,
+                    head_count_kv: config.kv_heads,
+                    ..description.facts
+                };
+                ModelDescription { facts, ..description }
+            }
+            OfferedModel::Embedder(model) => {
+                with_files(ModelDescription::of_embedder(&model.served), model.files.path())
+            }
         }
+    }
+
+    /// Whether prompts may contain images.
+    pub fn takes_images(&self) -> bool {
+        match self {
+            OfferedModel::Language(model) => model.served.images.is_ok(),
+            OfferedModel::Embedder(_) => false,
+        }
+    }
+}
+
+/// Adds what the files of a model say of it.
+fn with_files(description: ModelDescription, path: &Path) -> ModelDescription {
+    let entries = Store::open_default().and_then(|store| store.entries()).unwrap_or_default();
+    let entry = entries.into_iter().find(|entry| entry.path == path);
+    // Of a symbolic link, the size of the file that it leads to.
+    let bytes = entry.as_ref().map(|entry| entry.bytes).filter(|bytes| *bytes > 0);
+    let sha256 = entry.and_then(|entry| entry.record).map(|record| record.sha256);
+    let facts = models::facts(path);
+    ModelDescription {
+        file_bytes: bytes.unwrap_or_else(|| path.metadata().map_or(0, |data| data.len())),
+        sha256: sha256.filter(|digest| !digest.is_empty()),
+        facts: ModelFacts {
+            format: if models::is_gguf(path) { "gguf" } else { "safetensors" }.to_owned(),
+            architecture: facts.family.unwrap_or_default(),
+            parameters: facts.parameters.unwrap_or(0),
+            quantization: facts.quantisation.unwrap_or_default(),
+            ..description.facts
+        },
+        ..description
     }
 }

@@ -145,6 +145,8 @@ settings! {
         header_timeout: Time, "header-timeout" was "head-time", "INDRIK_HEADER_TIMEOUT", "30s", "Maximum time to receive the headers; also the idle timeout of a connection";
         stall_timeout: Time, "stall-timeout" was "stall-time", "INDRIK_STALL_TIMEOUT", "60s", "Maximum time a write to a client may block before the connection is closed";
         keep_alive: Time, "keep-alive", "INDRIK_KEEP_ALIVE", "15s", "Interval of keep-alive comments in a stream without new tokens";
+        max_stored_responses: usize, "max-stored-responses", "INDRIK_MAX_STORED_RESPONSES", "1024", "Maximum number of stored responses (/v1/responses); the least recently used ones are dropped";
+        max_stored_size: Size, "max-stored-size", "INDRIK_MAX_STORED_SIZE", "64MiB", "Total memory for stored responses";
         max_connections: NonZeroU32, "max-connections" was "connections", "INDRIK_MAX_CONNECTIONS", "512", "Maximum number of connections with requests; a further one replaces a silent, idle or slow one";
         probe_timeout: Time, "probe-timeout" was "probe-time", "INDRIK_PROBE_TIMEOUT", "5s", "Maximum time for the GPU to respond to the /ready probe";
         step_timeout: Time, "step-timeout" was "step-time", "INDRIK_STEP_TIMEOUT", "5min", "Maximum time of a step on the GPU before the device counts as lost";
@@ -359,6 +361,8 @@ impl Settings {
             max_choices: self.max_choices.get().min(capacity),
             keep_alive: self.keep_alive.0,
             probe_timeout: self.probe_timeout.0,
+            max_stored_responses: self.max_stored_responses,
+            max_stored_response_bytes: self.max_stored_size.0,
             grammar_workers: self.grammar_workers.get() as usize,
             grammar_timeout: self.grammar_timeout.0,
             allow_image_urls: self.allow_image_urls,

@@ -5,7 +5,7 @@ use gpu::Recorder;
 use kernels::{
     Target, Vectors,
     attention::split_qkv::{self, SplitQkv},
-    bias_gelu::BiasGelu,
+    bias_gelu::{BiasGelu, Gelu},
     matmul::quantize_rows::QuantizeRows,
 };
 use weights::vision::VisionMatrix;
@@ -128,7 +128,7 @@ impl Recording<'_> {
         let (scratch, activated) = (self.scratch, &self.attention().activated);
         let target = Target::contiguous(&scratch.wide, activated.k);
         self.products(recorder, "up", VisionMatrix::Up(layer), &scratch.normed, target)?;
-        let kernel = BiasGelu::new(self.device, activated.kind(), activated.k)?;
+        let kernel = BiasGelu::new(self.device, Gelu::Tanh, activated.kind(), activated.k)?;
         let bias = self.vector(Slot::vision(Some(layer), Role::UpBias))?;
         kernel.record(recorder, "GELU", &scratch.wide.view(), &bias, activated, &scratch.active())?;
         let target = Target::contiguous(&scratch.block, self.config.hidden as usize);

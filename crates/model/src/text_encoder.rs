@@ -1,0 +1,333 @@
+//! The text encoder: from the tokens of texts to one vector per text, as recorded programs.
+//!
+//! The texts of a batch are packed: their rows follow each other, and the attention of a row is limited to its own text.
+//! They run on the kernels of the language model: a text is a prefill chunk at the start of its own sequence, and keys and
+//! values of one layer at a time are in pages. What a row sees is a matter of the positions that are written for a batch:
+//!
+//! | attention | first position | last position |
+//! |---|---|---|
+//! | causal | 0 | its own |
+//! | bidirectional | 0 | the last of its text |
+//! | bidirectional, sliding window | half a window before | half a window after |
+//!
+//! There is one program per layer and bucket of rows; the first begins with the tokens, the last ends with pooling and the
+//! dense layers after it. A bucket has its own buffers, so that a short query does not pay for a long batch.
+
+mod batch;
+mod programs;
+mod scratch;
+
+use std::time::{Duration, Instant};
+
+use checkpoint::{EmbeddingCheckpoint, EmbeddingConfig, TextLayers};
+use gpu::{Device, Memory, Program};
+use kernels::{Activations, Matrix, matmul::coopmat};
+use weights::{
+    embedding::{EmbeddingBlueprint, EmbeddingMatrix, EmbeddingWeights},
+    stream::{Control, Options, Stats},
+};
+
+use crate::{
+    Error, Result,
+    loaded::{MatrixUnits, RopeTables, rope_tables},
+    state::TIMEOUT,
+};
+
+use batch::batches;
+use programs::Recording;
+use scratch::Scratch;
+
+/// A text encoder with its weights, buffers and programs.
+pub struct TextEncoder {
+    device: Device,
+    config: EmbeddingConfig,
+    units: MatrixUnits,
+    limits: TextLimits,
+    activations: Activations,
+    /// Smallest first.
+    buckets: Vec<Bucket>,
+    rope: Rope,
+    /// Measured time of a layer per row, in seconds.
+    row_time: Option<f64>,
+    timeout: Duration,
+    // Last, so that they outlive the programs.
+    weights: EmbeddingWeights,
+}
+
+/// The RoPE tables of decoder layers, of full attention and of sliding windows.
+#[derive(Default)]
+pub(crate) struct Rope {
+    full: Option<RopeTables>,
+    sliding: Option<RopeTables>,
+}
+
+/// Programs and buffers for batches up to a number of rows.
+struct Bucket {
+    scratch: Scratch,
+    /// One per layer; recorded when the bucket is used for the first time.
+    programs: Vec<Program>,
+}
+
+/// Sizes of an encoder's buffers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TextLimits {
+    /// Tokens of a text, at most.
+    pub max_tokens: u32,
+    /// Tokens of a batch, at least as many as those of a text.
+    pub max_rows: u32,
+}
+
+/// Tokens of a batch: enough to use all of a large GPU, in buffers of a few hundred MB.
+const MAX_ROWS: u32 = 2048;
+
+/// Maximum tokens of a text, unless more are asked for.
+const DEFAULT_MAX_TOKENS: u32 = 8192;
+
+/// Texts of a batch, at most. Each takes at least one page.
+const MAX_TEXTS: usize = 64;
+
+/// Rows of the smallest bucket, and the factor from one to the next.
+const MIN_BUCKET: usize = 64;
+const BUCKET_STEP: usize = 8;
+
+/// Time of a submission: short enough for drivers that reset a GPU which does not answer.
+const SUBMIT_TIME: Duration = Duration::from_millis(250);
+
+impl TextLimits {
+    /// Limits for texts of up to `max_tokens` tokens; if `None`, of as many as the model takes, but at most 8192.
+    pub fn new(config: &EmbeddingConfig, max_tokens: Option<u32>) -> Result<Self> {
+        let max = config.max_tokens;
+        match max_tokens {
+            Some(0) => Err(Error::Limits("texts of 0 tokens: at least 1 is needed".into())),
+            Some(tokens) if tokens > max => {
+                Err(Error::Limits(format!("texts of {tokens} tokens: the model takes at most {max}")))
+            }
+            tokens => {
+                let max_tokens = tokens.unwrap_or(max.min(DEFAULT_MAX_TOKENS));
+                Ok(Self { max_tokens, max_rows: max_tokens.max(MAX_ROWS) })
+            }
+        }
+    }
+
+    /// Rows of each bucket, smallest first.
+    fn buckets(&self) -> Vec<usize> {
+        let max = self.max_rows.max(self.max_tokens) as usize;
+        let sizes = std::iter::successors(Some(MIN_BUCKET), |rows| Some(rows * BUCKET_STEP));
+        sizes.take_while(|rows| *rows < max).chain([max]).collect()
+    }
+
+    /// Bytes of all buffers, at most.
+    pub fn scratch_bytes(&self, config: &EmbeddingConfig) -> u64 {
+        self.buckets().into_iter().map(|rows| scratch::bytes(config, self, rows)).sum()
+    }
+}
+
+/// The format of activations: f16 if the device's matrix units take all matrices.
+fn activations(
+    device: &Device,
+    config: &EmbeddingConfig,
+    weights: &EmbeddingWeights,
+    units: MatrixUnits,
+) -> Activations {
+    let planned = |(id, matrix): &(EmbeddingMatrix, Matrix)| {
+        let shape = programs::coopmat_shape(config, weights, *id, matrix, MIN_BUCKET);
+        units.coopmat_plan(device.caps(), &shape).is_some()
+    };
+    let mut multiplied = weights.matrices.iter().filter(|(id, _)| programs::takes_activations(*id));
+    // Rows are loaded four values at a time.
+    let aligned = |(_, matrix): &(EmbeddingMatrix, Matrix)| matrix.layout().k.is_multiple_of(4);
+    match multiplied.all(|matrix| aligned(matrix) && planned(matrix)) {
+        true => Activations::F16,
+        false => Activations::F32,
+    }
+}
+
+impl TextEncoder {
+    /// Loads a checkpoint's weights and allocates the buffers.
+    pub fn load(
+        device: &Device,
+        checkpoint: &EmbeddingCheckpoint,
+        limits: TextLimits,
+        memory: Memory,
+        options: &Options,
+        control: &Control,
+    ) -> Result<(Self, Stats)> {
+        let blueprint = EmbeddingBlueprint::new(checkpoint)?;
+        let (weights, stats) = blueprint.load(device, memory, options, control)?;
+        let units = MatrixUnits::Device(coopmat::fragments(device)?);
+        Ok((Self::new(device, checkpoint.config.clone(), weights, units, limits)?, stats))
+    }
+
+    fn new(
+        device: &Device,
+        config: EmbeddingConfig,
+        weights: EmbeddingWeights,
+        units: MatrixUnits,
+        limits: TextLimits,
+    ) -> Result<Self> {
+        let activations = activations(device, &config, &weights, units);
+        let bucket = |rows| -> Result<Bucket> {
+            let scratch = Scratch::new(device, &config, &weights, units, activations, &limits, rows)?;
+            Ok(Bucket { scratch, programs: vec![] })
+        };
+        let buckets = limits.buckets().into_iter().map(bucket).collect::<Result<Vec<_>>>()?;
+        let rope = Rope::new(device, &config)?;
+        Ok(Self {
+            device: device.clone(),
+            config,
+            units,
+            limits,
+            activations,
+            buckets,
+            rope,
+            row_time: None,
+            timeout: TIMEOUT,
+            weights,
+        })
+    }
+
+    /// Dimensions and constants.
+    pub fn config(&self) -> &EmbeddingConfig {
+        &self.config
+    }
+
+    /// Sizes of its buffers.
+    pub fn limits(&self) -> &TextLimits {
+        &self.limits
+    }
+
+    /// Sets the time after which a submission counts as hung.
+    pub fn with_timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// Records the programs of all buckets and compiles their pipelines, so that no text waits for that.
+    pub fn prepare(&mut self) -> Result<()> {
+        (0..self.buckets.len()).try_for_each(|bucket| self.record(bucket))
+    }
+
+    /// Encodes texts, given as tokens: one vector of [`EmbeddingConfig::dimensions`] values each, not normalised.
+    ///
+    /// `progress` is called with the number of encoded texts, at least once per submission; if it returns false, the
+    /// encoding ends with [`Error::Cancelled`].
+    pub fn encode(
+        &mut self,
+        texts: &[&[u32]],
+        progress: &mut dyn FnMut(usize) -> bool,
+    ) -> Result<Vec<Vec<f32>>> {
+        texts.iter().try_for_each(|text| self.check(text))?;
+        let lengths: Vec<usize> = texts.iter().map(|text| text.len()).collect();
+        let mut vectors = Vec::with_capacity(texts.len());
+        for range in batches(&lengths, self.limits.max_rows as usize, MAX_TEXTS) {
+            self.encode_batch(&texts[range.clone()], &mut |_| progress(range.start))?
+                .into_iter()
+                .for_each(|vector| vectors.push(vector));
+        }
+        match progress(texts.len()) {
+            true => Ok(vectors),
+            false => Err(Error::Cancelled),
+        }
+    }
+
+    fn check(&self, text: &[u32]) -> Result<()> {
+        let (vocab, max_tokens) = (self.config.vocab(), self.limits.max_tokens);
+        if text.is_empty() {
+            return Err(Error::EmptyPrompt);
+        }
+        if text.len() > max_tokens as usize {
+            return Err(Error::Limits(format!(
+                "a text of {} tokens: this encoder takes at most {max_tokens}",
+                text.len()
+            )));
+        }
+        match text.iter().find(|token| **token >= vocab) {
+            Some(token) => Err(Error::UnknownToken { token: *token, vocab }),
+            None => Ok(()),
+        }
+    }
+
+    /// Encodes the texts of one batch. `proceed` is asked before each submission.
+    fn encode_batch(
+        &mut self,
+        texts: &[&[u32]],
+        proceed: &mut dyn FnMut(usize) -> bool,
+    ) -> Result<Vec<Vec<f32>>> {
+        let rows: usize = texts.iter().map(|text| text.len()).sum();
+        let fits = |bucket: &Bucket| bucket.scratch.rows >= rows && bucket.scratch.texts >= texts.len();
+        let number = self.buckets.iter().position(fits).unwrap_or(self.buckets.len() - 1);
+        self.record(number)?;
+        let bucket = &mut self.buckets[number];
+        bucket.scratch.write_texts(&self.config, texts)?;
+        let mut done = 0;
+        while done < bucket.programs.len() {
+            if !proceed(done) {
+                return Err(Error::Cancelled);
+            }
+            let fit = match self.row_time.map(|time| time * rows as f64) {
+                Some(layer) if layer > 0.0 => (SUBMIT_TIME.as_secs_f64() / layer) as usize,
+                _ => 1,
+            };
+            let rest = bucket.programs.len() - done;
+            let layers = done..done + fit.clamp(1, rest.min(gpu::MAX_PROGRAMS_PER_SUBMIT));
+            let programs: Vec<&Program> = bucket.programs[layers.clone()].iter().collect();
+            let start = Instant::now();
+            let ticket = self.device.submit(&programs)?;
+            self.device.wait(ticket, self.timeout)?;
+            self.row_time = Some(start.elapsed().as_secs_f64() / (layers.len() * rows) as f64);
+            done = layers.end;
+        }
+        let vectors = bucket.scratch.read_vectors(texts.len(), self.config.dimensions() as usize)?;
+        match vectors.iter().position(|vector| vector.iter().any(|value| !value.is_finite())) {
+            Some(text) => Err(Error::NonFiniteVector { tokens: texts[text].len() }),
+            None => Ok(vectors),
+        }
+    }
+
+    /// Records the programs of a bucket, unless that has happened.
+    fn record(&mut self, number: usize) -> Result<()> {
+        let Self { device, config, units, activations, buckets, rope, weights, .. } = self;
+        let Bucket { scratch, programs } = &mut buckets[number];
+        if !programs.is_empty() {
+            return Ok(());
+        }
+        let recording =
+            Recording { device, config, weights, scratch, rope, units: *units, activations: *activations };
+        let layers = 0..config.layer_count();
+        let recorders = layers.map(|layer| recording.program(layer, device.recorder()?));
+        let recorders = recorders.collect::<Result<Vec<_>>>()?;
+        let pipelines: Vec<_> = recorders.iter().flat_map(|recorder| recorder.pipelines()).collect();
+        device.compile(&pipelines)?;
+        *programs = recorders.into_iter().map(|recorder| Ok(recorder.seal()?)).collect::<Result<Vec<_>>>()?;
+        Ok(())
+    }
+
+    /// The same encoder with the code path of cooperative matrices on a device that has none: slow; for tests.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn with_emulated_matrix_units(self) -> Result<Self> {
+        // The programs must not outlive the weights that they read.
+        let Self { device, config, weights, limits, buckets, .. } = self;
+        drop(buckets);
+        Self::new(&device, config, weights, MatrixUnits::Emulated, limits)
+    }
+
+    /// The format of its activations; for tests.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn activations(&self) -> Activations {
+        self.activations
+    }
+}
+
+impl Rope {
+    fn new(device: &Device, config: &EmbeddingConfig) -> Result<Self> {
+        let mut rope = Self::default();
+        let TextLayers::Decoder { config, .. } = &config.layers else { return Ok(rope) };
+        for attention in config.attentions() {
+            let tables = if attention.span.is_sliding() { &mut rope.sliding } else { &mut rope.full };
+            if tables.is_none() {
+                *tables = Some(rope_tables(device, config, &attention)?);
+            }
+        }
+        Ok(rope)
+    }
+}
