@@ -45,14 +45,15 @@ test: setup lint ## run everything that must pass before a change lands; needs n
 	# Builds the binary that pulls the models too, with the same features as the tests: nothing is compiled twice.
 	cargo test $(no_shader_compiler) --no-run
 	@$(pull_test_models)
-	$(call export_path,GGUF,test-model) $(call export_path,SMOLLM2,test-smollm2) $(call export_path,QWEN,test-qwen) cargo test $(no_shader_compiler)
+	$(call export_path,GGUF,test-model) $(call export_path,SMOLLM2,test-smollm2) $(call export_path,QWEN,test-qwen) $(call export_path,MINILM,test-minilm) cargo test $(no_shader_compiler)
 	scripts/clients.sh
 
 # Exports the path of a real model for tests, if there is one.
 export_path = path=$$(cat target/$(2) 2>/dev/null); [ -z "$$path" ] || export INDRIK_TEST_$(1)="$$path";
 
-clients: setup model ## test the server with OpenAI's and Anthropic's Python and npm packages and schemathesis; tool calls too after `make models`
+clients: setup model ## test the server with OpenAI's and Anthropic's Python and npm packages, schemathesis, and programs such as LangChain and Open WebUI; a real model's tool calls too after `make models`
 	$(call export_path,QWEN,test-qwen) scripts/clients.sh
+	scripts/programs.sh target/debug/indrik
 
 soak: setup ## the long tests: load for INDRIK_SOAK=1800 seconds (`make test` has 40 of them), all kernels for RDNA3, the shader compiler, all models in all settings, random cases, long inputs
 	cargo clippy -p indrik-shaders --all-targets
@@ -74,14 +75,15 @@ model:
 	cargo build
 	@$(pull_test_models)
 
-pull_test_models = mkdir -p target && : > target/test-model && : > target/test-smollm2 && \
+pull_test_models = mkdir -p target && : > target/test-model && : > target/test-smollm2 && : > target/test-minilm && \
 	{ $(call fetch,gemma3:270m,test-model); } && { $(call fetch,smollm2,test-smollm2); } && \
+	{ $(call fetch,all-minilm,test-minilm); } && \
 	target/debug/indrik models --json | sed -n 's/^ *"path": "\(.*qwen2\.5-coder@1\.5b\.gguf\)",*$$/\1/p' > target/test-qwen
 
 models: setup model ## pull the optional test model too: Qwen2.5-Coder 1.5B (1.04 GiB)
 	$(call fetch,qwen2.5-coder:1.5b,test-qwen)
 
-fetch = target/debug/indrik pull $(1) && target/debug/indrik pull $(1) --json | sed -n 's/^ *"path": "\(.*\)",*$$/\1/p' > target/$(2) \
+fetch = target/debug/indrik pull $(1) && target/debug/indrik pull $(1) --json | sed -n 's/^ *"path": "\(\/.*\)",*$$/\1/p' > target/$(2) \
 	|| [ "$(CI)" != true ]
 
 recording: setup ## record docs/demo.svg, the recording in README.md, from a real run (needs Python 3)

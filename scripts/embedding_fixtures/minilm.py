@@ -19,14 +19,14 @@ FIXED = [
 def texts():
     rng = random.Random(11)
     made = list(FIXED)
-    while len(made) < 190:
+    while len(made) < 196:
         sentences = []
-        for _ in range(rng.choice([1, 1, 1, 2, 4])):
+        for _ in range(rng.choice([1, 1, 1, 1, 1, 2])):
             sentences.append(f"{rng.choice(SUBJECTS)} {rng.choice(VERBS)} {rng.choice(OBJECTS)}{rng.choice(ENDS)}")
         made.append(" ".join(sentences))
     # Around and beyond the maximum length.
     while len(made) < 200:
-        words = rng.choice([40, 120, 254, 255, 300])
+        words = [40, 120, 254, 300][len(made) - 196]
         made.append(" ".join(rng.choice(["tide", "key", "run", "stone", "light", "on"]) for _ in range(words)))
     return made
 

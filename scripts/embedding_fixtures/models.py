@@ -214,9 +214,9 @@ def gguf_file(folder, fixture, config, values, dense):
 
 
 def make(out):
-    shutil.rmtree(out, ignore_errors=True)
     for name, fixture in FIXTURES.items():
         folder = out / name
+        shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         rng = np.random.default_rng(fixture.seed)
         model, config = build(fixture)

@@ -35,8 +35,9 @@ use std::{
 use serde_json::Value;
 
 use crate::{
+    architecture::Architecture,
     checkpoint::Checkpoint,
-    config::Config,
+    config::{Config, MAX_SIZE},
     error::{Error, Result},
     folder,
     gguf::open as open_gguf_file,
@@ -105,6 +106,14 @@ impl EmbeddingCheckpoint {
     /// A model on the layers of a decoder. `pooled` are its dense layers after pooling.
     fn decoder(opened: Opened, config: Config, pooled: Vec<Tensor>) -> Result<Self> {
         let Opened { path, source, heading, prompts } = opened;
+        // Others have biases or experts, which text encoders do not compute.
+        if !matches!(config.architecture, Architecture::Gemma3 | Architecture::Qwen3) {
+            return Err(Error::Unsupported {
+                path,
+                what: format!("an embedding model with the layers of {}", config.architecture.family().title),
+                fix: "use BERT, EmbeddingGemma or Qwen3-Embedding".to_string(),
+            });
+        }
         // A head would not be used.
         let config = Config { tie_embeddings: true, ..config };
         let Checkpoint { source, config, mut inventory, .. } =
@@ -198,7 +207,7 @@ fn add_dense(
     let mut outputs = Vec::new();
     for (index, tensor) in (0..).zip(pooled) {
         let rows = match tensor.shape[..] {
-            [rows, columns] if columns == inputs => rows,
+            [rows, columns] if columns == inputs && (1..=MAX_SIZE.into()).contains(&rows) => rows,
             _ => {
                 let reason =
                     format!("has the shape {:?}, but {inputs} values come from before it", tensor.shape);
@@ -228,7 +237,8 @@ fn is_embedding_folder(path: &Path) -> Result<bool> {
 
 /// Rejects an embedding model where one that generates is needed.
 pub(crate) fn reject_folder(path: &Path) -> Result<()> {
-    if is_embedding_folder(path)? { Err(embedding(path)) } else { Ok(()) }
+    // What else is wrong with a folder is for its reader to say.
+    if is_embedding_folder(path).unwrap_or(false) { Err(embedding(path)) } else { Ok(()) }
 }
 
 /// The same for a GGUF file.

@@ -73,6 +73,12 @@ impl EmbeddingFiles {
     pub fn open(path_or_name: &str) -> Result<Self> {
         let path = store::resolve_model(path_or_name)?;
         let checkpoint = EmbeddingCheckpoint::open(&path)?;
+        if checkpoint.config.lacks_dense_layers() {
+            tracing::warn!(
+                "{} has no dense layers: its vectors differ from those of the published EmbeddingGemma",
+                path.display()
+            );
+        }
         let tokenizer = embedding_tokenizer(&checkpoint)?;
         Ok(Self { checkpoint: Arc::new(checkpoint), tokenizer })
     }

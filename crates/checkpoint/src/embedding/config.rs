@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::Bert;
-use crate::config::Config;
+use crate::{architecture::Architecture, config::Config};
 
 /// All parameters of an embedding model other than the weights.
 #[derive(Clone, Debug, PartialEq)]
@@ -87,6 +87,13 @@ impl EmbeddingConfig {
     /// Values of a vector.
     pub fn dimensions(&self) -> u32 {
         self.dense.last().copied().unwrap_or(self.hidden())
+    }
+
+    /// Whether the dense layers of EmbeddingGemma are missing, as in early GGUF files.
+    pub fn lacks_dense_layers(&self) -> bool {
+        let is_gemma = |config: &Config| config.architecture == Architecture::Gemma3;
+        matches!(&self.layers, TextLayers::Decoder { config, .. } if is_gemma(config))
+            && self.dense.is_empty()
     }
 
     /// Name of the architecture.

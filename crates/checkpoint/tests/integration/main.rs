@@ -4,6 +4,7 @@
 mod common;
 mod complete;
 mod configs;
+mod embedding;
 mod folders;
 mod gguf_hostile;
 mod safetensors_hostile;

@@ -26,6 +26,7 @@ fn every_command_has_help_with_an_example() {
         &["models"],
         &["rm"],
         &["generate"],
+        &["embed"],
         &["chat"],
         &["eval", "logits"],
         &["eval", "perplexity"],

@@ -211,6 +211,14 @@ impl User {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, &large).unwrap();
         }
+        let tiny = fixtures.join("../embeddings/bert_mean");
+        let embedding = home.path().join("models/all-minilm@22m");
+        fs::create_dir_all(embedding.join("1_Pooling")).unwrap();
+        for file in
+            ["config.json", "model.safetensors", "modules.json", "tokenizer.json", "1_Pooling/config.json"]
+        {
+            fs::copy(tiny.join(file), embedding.join(file)).unwrap();
+        }
         write_tool_model(&fixtures.join("qwen2_tied"), &home.path().join("tools"));
         Self { hub, home, servers: [None, None] }
     }
@@ -323,8 +331,8 @@ fn check_indrik(user: &User, command: &Documented, arguments: &str) {
         }
         // The kernels' cases take minutes.
         "doctor" if arguments.contains("--selftest") => user.parse(command, &text),
-        "chat" | "devices" | "doctor" | "generate" | "import" | "inspect" | "models" | "rm" | "run"
-        | "search" => {
+        "chat" | "devices" | "doctor" | "embed" | "generate" | "import" | "inspect" | "models" | "rm"
+        | "run" | "search" => {
             user.run(command, &text);
         }
         "monitor" => match arguments.split(' ').find(|argument| argument.starts_with("http://")) {

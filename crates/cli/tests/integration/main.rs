@@ -7,6 +7,7 @@ mod commands;
 mod common;
 mod conversation;
 mod docs;
+mod embed;
 mod generate;
 mod hostile;
 mod hub;

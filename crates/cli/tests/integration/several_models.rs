@@ -82,7 +82,7 @@ fn models_take_turns_under_a_budget_that_holds_one() {
     let events: Vec<&str> = log
         .lines()
         .filter_map(|line| {
-            ["the model is loaded", "loading the model", "unloading the model"]
+            ["the model is loaded", "unloading the model", "loading the model"]
                 .into_iter()
                 .find(|event| line.contains(event))
         })

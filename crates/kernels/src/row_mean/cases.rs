@@ -12,10 +12,10 @@ use crate::{
 };
 
 pub(super) fn cases(_: &Caps) -> Vec<Case> {
-    // One vec4; single rows, which are copied; idle threads and lengths around the number of sums; a model's length,
+    // One vec4, and ranges that overlap; single rows, which are copied; idle threads and lengths around the number of sums; a model's length,
     // in several workgroups.
     let cases: [(usize, Vec<Range<usize>>); 4] = [
-        (4, vec![0..1]),
+        (4, vec![0..1, 0..2]),
         (64, vec![0..1, 4..5, 2..3]),
         (140, vec![0..2, 2..6, 6..11, 11..19]),
         (768, vec![0..3, 3..130]),

@@ -133,7 +133,7 @@ impl ModelDescription {
     }
 
     /// Whether prompts may contain images.
-    pub(crate) fn takes_images(&self) -> bool {
+    pub fn takes_images(&self) -> bool {
         self.capabilities.contains(&Capability::Vision)
     }
 

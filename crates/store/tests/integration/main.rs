@@ -2,6 +2,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod folder;
 mod hub;
 mod pull;
 mod remove;

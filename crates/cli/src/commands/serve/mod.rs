@@ -75,7 +75,9 @@ pub fn run(arguments: &Arguments, matches: &ArgMatches) -> anyhow::Result<ExitCo
     let offer = Offer::new(settings)?;
     // Mistakes in the model's name or settings are reported at once.
     let first = offer.preload().first().map(|name| offer.open(name)).transpose()?;
-    let takes_images = offer.whole_store || first.is_some_and(|first| first.takes_images());
+    let first = first.map(|first| first.description());
+    let takes_images =
+        offer.whole_store || first.as_ref().is_some_and(server::ModelDescription::takes_images);
     if takes_images && !offer.settings().is_set("max-body-size") {
         config.max_body_bytes = config.max_body_bytes.max(BODY_BYTES_WITH_IMAGES);
     }
@@ -100,8 +102,8 @@ pub fn run(arguments: &Arguments, matches: &ArgMatches) -> anyhow::Result<ExitCo
     let server = runtime.block_on(Server::bind(address, config, models));
     let server = server.map_err(|error| anyhow::anyhow!(bind_error(address, &error)))?;
     let url = format!("http://{}", server.address()?);
-    if let Some(name) = preload.first() {
-        announce(format_args!("Loading {name}; {url}/health is up."));
+    if let Some(model) = first {
+        announce(format_args!("Loading {}; {url}/health is up.", model.id));
     }
 
     let controls =

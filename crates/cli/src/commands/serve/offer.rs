@@ -284,14 +284,6 @@ impl OfferedModel {
             }
         }
     }
-
-    /// Whether prompts may contain images.
-    pub fn takes_images(&self) -> bool {
-        match self {
-            OfferedModel::Language(model) => model.served.images.is_ok(),
-            OfferedModel::Embedder(_) => false,
-        }
-    }
 }
 
 /// Adds what the files of a model say of it.
