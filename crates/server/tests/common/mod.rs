@@ -451,7 +451,7 @@ impl Fixture {
         read_response(request.send(body).expect("a response"))
     }
 
-    pub fn delete_with(&self, path: &str, body: &Value) -> HttpResponse {
+    pub fn delete_body(&self, path: &str, body: &Value) -> HttpResponse {
         let request = self.agent.delete(self.url(path)).force_send_body();
         read_response(request.content_type("application/json").send(body.to_string()).expect("a response"))
     }

@@ -62,7 +62,7 @@ fn what_is_not_implemented_is_refused() {
     }
     let message = server.post("/api/pull", &json!({ "model": "gemma3" })).ollama_error(403);
     assert!(message.contains("--models store"), "{message}");
-    server.delete_with("/api/delete", &json!({ "model": MODEL })).ollama_error(403);
+    server.delete_body("/api/delete", &json!({ "model": MODEL })).ollama_error(403);
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn keys_and_hosts_are_checked() {
         server.get(path).ollama_error(401);
         assert_eq!(server.get_with(path, ("authorization", "Bearer secret")).status, 200);
     }
-    server.delete_with("/api/delete", &json!({ "model": MODEL })).ollama_error(401);
+    server.delete_body("/api/delete", &json!({ "model": MODEL })).ollama_error(401);
     let got = server.post_with(CHAT, &chat(json!({})), ("authorization", "Bearer secret"));
     assert_eq!(got.status, 200);
     let got = server.get_with("/api/version", ("origin", "https://example.org"));
@@ -200,7 +200,7 @@ fn invalid_requests_name_the_field() {
     for body in [json!({}), json!({ "model": null }), json!({ "name": "" }), json!({ "model": 1 })] {
         server.post("/api/show", &body).ollama_error(400);
         server.post("/api/pull", &body).ollama_error(400);
-        server.delete_with("/api/delete", &body).ollama_error(400);
+        server.delete_body("/api/delete", &body).ollama_error(400);
     }
     assert_eq!(server.mock.submitted.lock().unwrap().len(), 0);
 }

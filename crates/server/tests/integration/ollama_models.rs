@@ -286,14 +286,14 @@ fn a_model_that_is_deleted_is_unloaded() {
     let (server, store) = with_store(&loader);
     server.post(GENERATE, &json!({ "model": "a" }));
     assert_eq!(running(&server), ["a"]);
-    let got = server.delete_with("/api/delete", &json!({ "model": "a:latest" }));
+    let got = server.delete_body("/api/delete", &json!({ "model": "a:latest" }));
     assert_eq!((got.status, got.body.as_str()), (200, ""));
     server.wait_for("it is unloaded", || loader.used.load(Ordering::SeqCst) == 0);
-    server.delete_with("/api/delete", &json!({ "model": "unknown" })).ollama_error(404);
+    server.delete_body("/api/delete", &json!({ "model": "unknown" })).ollama_error(404);
     assert_eq!(
-        server.delete_with("/api/delete", &json!({ "name": "b" })).ollama_error(500),
+        server.delete_body("/api/delete", &json!({ "name": "b" })).ollama_error(500),
         "it is being pulled"
     );
-    server.delete_with("/api/delete", &json!({ "model": "c" })).ollama_error(404);
+    server.delete_body("/api/delete", &json!({ "model": "c" })).ollama_error(404);
     assert_eq!(*store.deleted.lock().unwrap(), ["a", "b", "c"]);
 }
