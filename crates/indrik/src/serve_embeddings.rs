@@ -19,7 +19,9 @@ impl EmbeddingFiles {
             created,
             dimensions: self.config().dimensions(),
             max_tokens: self.max_tokens(options)?,
-            vocab_size: u32::try_from(self.tokenizer().vocab_size()).unwrap_or(u32::MAX),
+            vocab_size: u32::try_from(self.tokenizer().vocab_size())
+                .unwrap_or(u32::MAX)
+                .min(self.config().vocab()),
         })
     }
 }

@@ -137,7 +137,7 @@ pub(crate) async fn prepare<T: Send + 'static, R: Send + 'static>(
     let ModelField { model } = parse_body(&body)?;
     app.check_ready()?;
     let asked = Instant::now();
-    let served = app.models.acquire(&model).await?.language()?;
+    let served = app.models.acquire_language(&model).await?;
     log.set_load_time(asked.elapsed());
     let context = Context { app: app.clone(), served };
     let (given, span) = (context.clone(), log.span.clone());

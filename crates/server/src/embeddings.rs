@@ -46,15 +46,12 @@ pub(crate) async fn embed<T: Send + 'static>(
     let body = blocking(move || parse_json(&body)).await?;
     let ModelField { model: name } = parse_body(&body)?;
     app.check_ready()?;
-    let served = app.models.acquire(&name).await?.embedder()?;
+    let served = app.models.acquire_embedder(&name).await?;
     log.set_model(&name);
     let model = served.clone();
-    let (request, kept) = blocking(move || {
-        // The memory of the body is held until it is parsed.
-        let _reservation = reservation;
-        parse(&body, &model)
-    })
-    .await?;
+    let (request, kept) = blocking(move || parse(&body, &model)).await?;
+    // The texts take about as much memory as the body, until the last is embedded.
+    let _reservation = reservation;
     let EmbedRequest { inputs, is_list, options, fields } = request;
     check_dimensions(&served, &options)?;
     let mut texts = Vec::with_capacity(inputs.len());

@@ -295,7 +295,7 @@ async fn openapi(State(app): State<Arc<AppState>>) -> Result<Json<Value>, Error>
     let models = app.models.list().await?;
     // The limits of a server's only model.
     let only = match &*models {
-        [model] => app.models.try_acquire(&model.id).and_then(|lease| lease.language().ok()),
+        [model] => app.models.peek(&model.id),
         _ => None,
     };
     let document =

@@ -58,6 +58,9 @@ pub(crate) struct TokenizeResponse {
     token_strs: Option<Vec<String>>,
 }
 
+/// Maximum number of token ids of `/detokenize`: a token may stand for a hundred bytes.
+const MAX_DETOKENIZED: usize = 1 << 18;
+
 /// Body of `/detokenize`.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct DetokenizeRequest {
@@ -109,7 +112,7 @@ pub(crate) async fn tokenize(
             let special = special.unwrap_or(prompt.is_some());
             let text = prompt.or(content).unwrap_or_default();
             app.check_ready()?;
-            let served = app.models.acquire(&model).await?.language()?;
+            let served = app.models.acquire_language(&model).await?;
             let lease = served.clone();
             let encode = move || {
                 let tokenizer = &lease.model.tokenizer;
@@ -121,9 +124,14 @@ pub(crate) async fn tokenize(
             (served, blocking(encode).await?)
         }
     };
-    let texts = || tokens.iter().map(|id| token_text(*id, &served.model.tokenizer)).collect();
-    let token_strs = request.return_token_strs.unwrap_or(false).then(texts);
     let (count, max_model_len) = (tokens.len(), served.generator.context_length());
+    let with_texts = request.return_token_strs.unwrap_or(false);
+    let (tokens, token_strs) = blocking(move || {
+        let texts = || tokens.iter().map(|id| token_text(*id, &served.model.tokenizer)).collect();
+        let token_strs = with_texts.then(texts);
+        Ok((tokens, token_strs))
+    })
+    .await?;
     Ok(Json(TokenizeResponse { tokens, count, max_model_len, token_strs }))
 }
 
@@ -148,7 +156,11 @@ pub(crate) async fn detokenize(
     let model = model_name(&app, model).await?;
     log.set_model(&model);
     app.check_ready()?;
-    let served = app.models.acquire(&model).await?.language()?;
+    let served = app.models.acquire_language(&model).await?;
+    if tokens.len() > MAX_DETOKENIZED {
+        let message = format!("has {} ids, but at most {MAX_DETOKENIZED} are allowed", tokens.len());
+        return Err(Error::invalid_field("tokens", message));
+    }
     let vocab_size = served.model.tokenizer.vocab_size();
     if let Some(id) = tokens.iter().find(|id| **id as usize >= vocab_size) {
         let message = format!("contains {id}, but token ids must be below {vocab_size}");

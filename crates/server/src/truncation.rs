@@ -30,17 +30,19 @@ pub(crate) fn droppable(messages: &[Message]) -> Vec<Range<usize>> {
     groups
 }
 
-/// A conversation without these groups. Its `pictures` are in the order of the messages.
+/// A conversation without these groups, which are in order. Its `pictures` are in the order of the messages.
 pub(crate) fn without<T: Clone>(
     groups: &[Range<usize>],
     messages: &[Message],
     pictures: &[T],
 ) -> (Vec<Message>, Vec<T>) {
     let (mut kept, mut kept_pictures, mut pictures) = (Vec::new(), Vec::new(), pictures.iter());
+    let mut groups = groups.iter().peekable();
     for (index, message) in messages.iter().enumerate() {
         let count = message.content.as_ref().map_or(0, Content::image_count);
         let own = pictures.by_ref().take(count);
-        match groups.iter().any(|group| group.contains(&index)) {
+        while groups.next_if(|group| group.end <= index).is_some() {}
+        match groups.peek().is_some_and(|group| group.contains(&index)) {
             true => own.for_each(drop),
             false => {
                 kept_pictures.extend(own.cloned());

@@ -70,29 +70,31 @@ impl AnyLease {
     }
 
     /// The model, if it generates text.
-    pub(crate) fn language(self) -> Result<Lease, Error> {
+    pub(super) fn language(self) -> Result<Lease, Error> {
         match self {
             AnyLease::Language(lease) => Ok(lease),
-            AnyLease::Embedder(lease) => {
-                let message =
-                    format!("'{}' embeds texts and generates none: use /v1/embeddings", lease.model.id);
-                Err(Error::UnsupportedByModel { param: "model".to_owned(), message })
-            }
+            AnyLease::Embedder(lease) => Err(generates_no_text(&lease.model.id)),
         }
     }
 
     /// The model, if it embeds texts.
-    pub(crate) fn embedder(self) -> Result<Lease<ServedEmbedder>, Error> {
+    pub(super) fn embedder(self) -> Result<Lease<ServedEmbedder>, Error> {
         match self {
             AnyLease::Embedder(lease) => Ok(lease),
-            AnyLease::Language(lease) => {
-                let message = format!(
-                    "'{}' generates text and embeds none: choose an embedding model, such as all-minilm, \
-                     embeddinggemma or qwen3-embedding",
-                    lease.model.id
-                );
-                Err(Error::UnsupportedByModel { param: "model".to_owned(), message })
-            }
+            AnyLease::Language(lease) => Err(embeds_no_texts(&lease.model.id)),
         }
     }
+}
+
+pub(super) fn generates_no_text(id: &str) -> Error {
+    let message = format!("'{id}' embeds texts and generates none: use /v1/embeddings");
+    Error::UnsupportedByModel { param: "model".to_owned(), message }
+}
+
+pub(super) fn embeds_no_texts(id: &str) -> Error {
+    let message = format!(
+        "'{id}' generates text and embeds none: choose an embedding model, such as all-minilm, embeddinggemma or \
+         qwen3-embedding"
+    );
+    Error::UnsupportedByModel { param: "model".to_owned(), message }
 }

@@ -10,13 +10,14 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
 use super::description::without_default_tag;
+use super::lease::{embeds_no_texts, generates_no_text};
 use super::state::{Effect, Slot, SlotPhase, State, Waiter};
-use super::{AnyLease, LoadControl, ModelDescription, ModelLoader, OpenModel, PoolOptions, Source};
+use super::{AnyLease, Lease, LoadControl, ModelDescription, ModelLoader, OpenModel, PoolOptions, Source};
 use crate::completion::blocking;
 use crate::config::Config;
 use crate::error::Error;
 use crate::generator::Generator;
-use crate::served::Served;
+use crate::served::{Served, ServedEmbedder};
 
 /// The models of a server. Clones share them.
 #[derive(Clone)]
@@ -35,6 +36,23 @@ struct Inner {
     runtime: OnceLock<Handle>,
     /// Models that have to be loaded before the server is ready.
     starting: Mutex<Vec<String>>,
+}
+
+/// What a request needs a model for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Language,
+    Embedder,
+}
+
+/// Lets the queue advance when a request has stopped waiting.
+struct AdvanceOnDrop<'a>(&'a Pool);
+
+impl Drop for AdvanceOnDrop<'_> {
+    fn drop(&mut self) {
+        let effects = self.0.state().advance();
+        self.0.run(effects);
+    }
 }
 
 /// How far a model is loaded.
@@ -98,6 +116,12 @@ impl Pool {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// A model that is loaded and generates text, to be looked at: that does not count as a use.
+    pub(crate) fn peek(&self, name: &str) -> Option<Lease> {
+        let model = self.state().slot(name).and_then(Slot::hold)?;
+        AnyLease::new(model, self.clone()).language().ok()
+    }
+
     /// A model that is loaded; `None` if it has to be loaded first, or does not exist.
     pub(crate) fn try_acquire(&self, name: &str) -> Option<AnyLease> {
         let model = self.state().acquire(name)?;
@@ -107,10 +131,24 @@ impl Pool {
     /// A model by one of its names. Loads it if need be, as soon as there is memory. `NAME:latest` is also a name of
     /// `NAME`, unless another model has it.
     pub(crate) async fn acquire(&self, name: &str) -> Result<AnyLease, Error> {
+        self.acquire_kind(name, None).await
+    }
+
+    /// A model that generates text.
+    pub(crate) async fn acquire_language(&self, name: &str) -> Result<Lease, Error> {
+        self.acquire_kind(name, Some(Kind::Language)).await?.language()
+    }
+
+    /// A model that embeds texts.
+    pub(crate) async fn acquire_embedder(&self, name: &str) -> Result<Lease<ServedEmbedder>, Error> {
+        self.acquire_kind(name, Some(Kind::Embedder)).await?.embedder()
+    }
+
+    async fn acquire_kind(&self, name: &str, kind: Option<Kind>) -> Result<AnyLease, Error> {
         let timeout = Some(self.0.load_timeout);
-        match (self.acquire_exact(name, timeout).await, without_default_tag(name)) {
+        match (self.acquire_exact(name, kind, timeout).await, without_default_tag(name)) {
             (Err(unknown @ Error::UnknownModel(_)), Some(plain)) => {
-                match self.acquire_exact(plain, timeout).await {
+                match self.acquire_exact(plain, kind, timeout).await {
                     Err(Error::UnknownModel(_)) => Err(unknown),
                     acquired => acquired,
                 }
@@ -120,19 +158,39 @@ impl Pool {
     }
 
     /// Waits for the model for `timeout`; without one, as long as it takes.
-    async fn acquire_exact(&self, name: &str, timeout: Option<Duration>) -> Result<AnyLease, Error> {
+    async fn acquire_exact(
+        &self,
+        name: &str,
+        kind: Option<Kind>,
+        timeout: Option<Duration>,
+    ) -> Result<AnyLease, Error> {
         let _ = self.0.runtime.set(Handle::current());
         if let Some(lease) = self.try_acquire(name) {
             return Ok(lease);
         }
         let Some(loader) = self.0.loader.clone() else { return Err(Error::UnknownModel(name.to_owned())) };
         let (waiter, granted) = oneshot::channel();
+        // If this request gives up, a model that is drained for it may be kept. Dropped after `granted`.
+        let _advance = AdvanceOnDrop(self);
+        let granted = granted;
         let joined = self.state().wait(name, waiter);
         if let Err(waiter) = joined {
             let asked = name.to_owned();
             let opened = blocking(move || Ok(loader.open(&asked))).await?;
             match opened {
-                Ok(Some(model)) => self.enqueue(model, waiter)?,
+                Ok(Some(model)) => {
+                    // Before others are unloaded for it.
+                    let description = model.description();
+                    match kind {
+                        Some(Kind::Language) if description.embeds() => {
+                            return Err(generates_no_text(&description.id));
+                        }
+                        Some(Kind::Embedder) if !description.embeds() => {
+                            return Err(embeds_no_texts(&description.id));
+                        }
+                        _ => self.enqueue(name, model, waiter)?,
+                    }
+                }
                 Ok(None) => return Err(Error::UnknownModel(name.to_owned())),
                 Err(reason) => return Err(Error::ModelUnavailable { model: name.to_owned(), reason }),
             }
@@ -149,7 +207,7 @@ impl Pool {
     }
 
     /// Adds a request for a model that is not loaded.
-    fn enqueue(&self, model: Box<dyn OpenModel>, waiter: Waiter) -> Result<(), Error> {
+    fn enqueue(&self, name: &str, model: Box<dyn OpenModel>, waiter: Waiter) -> Result<(), Error> {
         let effects = {
             let mut state = self.state();
             let (id, bytes) = (model.description().id.clone(), model.memory());
@@ -167,7 +225,11 @@ impl Pool {
             }
             // Another request may have come first, also by another name.
             match (state.acquire(&id), waiter) {
-                (Some(ready), waiter) => vec![Effect::Grant(waiter, ready)],
+                (Some(ready), waiter) => {
+                    // The next request with this name need not open the files.
+                    state.add_alias(&id, name);
+                    vec![Effect::Grant(waiter, ready)]
+                }
                 (None, waiter) => {
                     if let Err(waiter) = state.wait(&id, waiter) {
                         state.enqueue(model, waiter);
@@ -182,6 +244,7 @@ impl Pool {
 
     pub(super) fn release(&self, id: &str) {
         let effects = self.state().release(id);
+        self.0.changed.notify_all();
         self.run(effects);
     }
 
@@ -210,7 +273,7 @@ impl Pool {
                 Effect::Grant(waiter, model) => drop(waiter.send(Ok(AnyLease::new(model, self.clone())))),
                 Effect::Load(model, control) => self.start_load(model, control),
                 Effect::Unload(model) => self.start_unload(model),
-                Effect::Expire { id, last_use, after } => self.start_timer(id, last_use, after),
+                Effect::Expire { id, after } => self.start_timer(id, after),
             }
         }
     }
@@ -254,7 +317,9 @@ impl Pool {
         let moved = spawned.clone();
         let work = move || {
             // Stops the engine's thread and frees the memory, which takes a moment.
-            drop(moved.lock().unwrap_or_else(PoisonError::into_inner).take());
+            let model = moved.lock().unwrap_or_else(PoisonError::into_inner).take();
+            // A panic was reported by its hook; the pool must go on.
+            let _ = catch_unwind(AssertUnwindSafe(|| drop(model)));
             pool.unloaded(&id);
         };
         if std::thread::Builder::new().name("unload".into()).spawn(work).is_ok() {
@@ -274,13 +339,13 @@ impl Pool {
         self.run(effects);
     }
 
-    fn start_timer(&self, id: String, last_use: u64, after: Duration) {
+    fn start_timer(&self, id: String, after: Duration) {
         let Some(runtime) = self.0.runtime.get() else { return };
         let pool: Weak<Inner> = Arc::downgrade(&self.0);
         runtime.spawn(async move {
             tokio::time::sleep(after).await;
             if let Some(pool) = pool.upgrade().map(Pool) {
-                let effects = pool.state().expire(&id, last_use);
+                let effects = pool.state().expire(&id);
                 pool.run(effects);
             }
         });
@@ -290,7 +355,7 @@ impl Pool {
     pub async fn preload(&self) -> Result<(), String> {
         // Each is removed from the list once it is loaded.
         while let Some(name) = self.first_starting() {
-            let loaded = self.acquire_exact(&name, None).await;
+            let loaded = self.acquire_exact(&name, None, None).await;
             loaded.map_err(|error| match error {
                 Error::ModelUnavailable { model, reason } => format!("{model}: {reason}"),
                 error => error.to_string(),

@@ -15,6 +15,9 @@ use super::{AnyLease, LoadControl, ModelDescription, OpenModel};
 use crate::error::Error;
 use crate::served::Served;
 
+/// Maximum number of names of a model that are remembered while it is loaded.
+const MAX_ALIASES: usize = 16;
+
 /// Receives the model that a request waits for.
 pub(super) type Waiter = oneshot::Sender<Result<AnyLease, Error>>;
 
@@ -26,8 +29,8 @@ pub(super) enum Effect {
     Unload(Served),
     /// Hand a model, which counts as in use, to a request that waits for it.
     Grant(Waiter, Served),
-    /// Unload a model that is not used for some time.
-    Expire { id: String, last_use: u64, after: Duration },
+    /// Call [`State::expire`] after this time.
+    Expire { id: String, after: Duration },
 }
 
 /// A model that takes memory.
@@ -43,6 +46,8 @@ pub(super) struct Slot {
     pub(super) keep_alive: Option<Duration>,
     /// End of the last use.
     pub(super) idle_since: Option<Instant>,
+    /// Whether a timer runs that will unload it, or start again.
+    pub(super) has_timer: bool,
 }
 
 pub(super) enum SlotPhase {
@@ -100,11 +105,27 @@ impl State {
             last_use: 0,
             keep_alive: None,
             idle_since: None,
+            has_timer: false,
         });
     }
 
     pub(super) fn slot(&mut self, name: &str) -> Option<&mut Slot> {
-        self.slots.iter_mut().find(|slot| slot.description.is_named(name))
+        // An id comes before the same alias of another model.
+        let by_id = self.slots.iter().position(|slot| slot.description.id == name);
+        let index = by_id.or_else(|| self.slots.iter().position(|slot| slot.description.is_named(name)))?;
+        self.slots.get_mut(index)
+    }
+
+    fn slot_by_id(&mut self, id: &str) -> Option<&mut Slot> {
+        self.slots.iter_mut().find(|slot| slot.description.id == id)
+    }
+
+    /// Adds a name under which a model was requested.
+    pub(super) fn add_alias(&mut self, id: &str, name: &str) {
+        let slot = self.slot_by_id(id).filter(|slot| !slot.description.is_named(name));
+        if let Some(slot) = slot.filter(|slot| slot.description.aliases.len() < MAX_ALIASES) {
+            slot.description.aliases.push(name.to_owned());
+        }
     }
 
     /// Uses a model that is ready.
@@ -141,16 +162,13 @@ impl State {
     /// A request does not use the model any more.
     pub(super) fn release(&mut self, id: &str) -> Vec<Effect> {
         let mut effects = vec![];
-        let Some(slot) = self.slot(id) else { return effects };
+        let Some(slot) = self.slot_by_id(id) else { return effects };
         slot.leases -= 1;
         if slot.leases == 0 {
             slot.idle_since = Some(Instant::now());
             match (&slot.phase, slot.keep_alive) {
                 (SlotPhase::Draining(_), _) | (_, Some(Duration::ZERO)) => effects.extend(slot.unload()),
-                (_, Some(after)) => {
-                    let (id, last_use) = (slot.description.id.clone(), slot.last_use);
-                    effects.push(Effect::Expire { id, last_use, after });
-                }
+                (_, Some(after)) => effects.extend(slot.start_timer(after)),
                 (_, None) => {}
             }
         }
@@ -158,10 +176,19 @@ impl State {
         effects
     }
 
-    /// Unloads a model that was not used since.
-    pub(super) fn expire(&mut self, id: &str, last_use: u64) -> Vec<Effect> {
-        let slot = self.slot(id).filter(|slot| slot.leases == 0 && slot.last_use == last_use);
-        let mut effects: Vec<Effect> = slot.and_then(Slot::unload).into_iter().collect();
+    /// A timer has ended: unloads the model if it was idle for long enough, or waits for the rest of the time.
+    pub(super) fn expire(&mut self, id: &str) -> Vec<Effect> {
+        let mut effects = vec![];
+        if let Some(slot) = self.slot_by_id(id) {
+            slot.has_timer = false;
+            let idle = slot.idle_since.filter(|_| slot.leases == 0).map(|since| since.elapsed());
+            match (idle, slot.keep_alive) {
+                (Some(idle), Some(after)) if idle >= after => effects.extend(slot.unload()),
+                (Some(idle), Some(after)) => effects.extend(slot.start_timer(after - idle)),
+                // In use: its release starts the next timer.
+                _ => {}
+            }
+        }
         effects.extend(self.advance());
         effects
     }
@@ -268,7 +295,9 @@ impl State {
         let (description, bytes) = (model.description().clone(), model.memory());
         let (last_use, keep_alive) = (self.uses, self.keep_alive);
         let (leases, idle_since) = (0, None);
-        self.slots.push(Slot { description, bytes, phase, leases, last_use, keep_alive, idle_since });
+        let has_timer = false;
+        let slot = Slot { description, bytes, phase, leases, last_use, keep_alive, idle_since, has_timer };
+        self.slots.push(slot);
         Some(Effect::Load(model, control))
     }
 
@@ -304,6 +333,12 @@ impl State {
 }
 
 impl Slot {
+    /// A timer, unless one is running.
+    fn start_timer(&mut self, after: Duration) -> Option<Effect> {
+        let starts = !std::mem::replace(&mut self.has_timer, true);
+        starts.then(|| Effect::Expire { id: self.description.id.clone(), after })
+    }
+
     /// Keeps a model that is ready loaded, until it is released. Does not count as a use.
     pub(super) fn hold(&mut self) -> Option<Served> {
         let SlotPhase::Ready(model) = &self.phase else { return None };

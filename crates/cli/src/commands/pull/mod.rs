@@ -35,7 +35,7 @@ use crate::output;
     explains the choice. Models go to INDRIK_MODELS_DIR, or ~/.local/share/indrik/models. An \
     interrupted pull resumes where it stopped.\n\
     The hub is HF_ENDPOINT (default: https://huggingface.co), with HF_TOKEN for gated repositories; files in the \
-    Hugging Face cache (HF_HUB_CACHE) are reused. Three small models also come from the Python package index that pip is \
+    Hugging Face cache (HF_HUB_CACHE) are reused. Four small models also come from the Python package index that pip is \
     configured for (PIP_INDEX_URL, pip.conf); Python is not needed. HTTPS_PROXY, ALL_PROXY and SSL_CERT_FILE are \
     respected."
 )]

@@ -138,14 +138,14 @@ settings! {
         queue_timeout: Time, "queue-timeout" was "queue-time", "INDRIK_QUEUE_TIMEOUT", "60s", "Maximum time in the queue before a request is rejected with 429";
         request_timeout: Time, "request-timeout" was "request-time", "INDRIK_REQUEST_TIMEOUT", "10min", "Maximum time from a request's arrival to its last token";
         max_choices: NonZeroU32, "max-choices" was "choices", "INDRIK_MAX_CHOICES", "16", "Maximum number of choices per request (n times the number of prompts)";
-        max_body_size: Size, "max-body-size" was "body-size", "INDRIK_MAX_BODY_SIZE", "4MiB", "Maximum size of a request body; 20MiB by default if the model takes images";
+        max_body_size: Size, "max-body-size" was "body-size", "INDRIK_MAX_BODY_SIZE", "4MiB", "Maximum size of a request body; 20MiB by default if a model takes images";
         max_inflight_body_size: Size, "max-inflight-body-size" was "bodies-size", "INDRIK_MAX_INFLIGHT_BODY_SIZE", "32MiB", "Total memory for request bodies in flight beyond the first 64 KiB of each; slow ones give way";
         body_timeout: Time, "body-timeout" was "body-time", "INDRIK_BODY_TIMEOUT", "30s", "Maximum time to receive a request body";
         max_header_size: Size, "max-header-size" was "head-size", "INDRIK_MAX_HEADER_SIZE", "64KiB", "Maximum size of the request line and headers; at least 8KiB";
         header_timeout: Time, "header-timeout" was "head-time", "INDRIK_HEADER_TIMEOUT", "30s", "Maximum time to receive the headers; also the idle timeout of a connection";
         stall_timeout: Time, "stall-timeout" was "stall-time", "INDRIK_STALL_TIMEOUT", "60s", "Maximum time a write to a client may block before the connection is closed";
         keep_alive: Time, "keep-alive", "INDRIK_KEEP_ALIVE", "15s", "Interval of keep-alive comments in a stream without new tokens";
-        max_stored_responses: usize, "max-stored-responses", "INDRIK_MAX_STORED_RESPONSES", "1024", "Maximum number of stored responses (/v1/responses); the least recently used ones are dropped";
+        max_stored_responses: usize, "max-stored-responses", "INDRIK_MAX_STORED_RESPONSES", "1024", "Maximum number of stored responses (/v1/responses); the least recently used ones are evicted";
         max_stored_size: Size, "max-stored-size", "INDRIK_MAX_STORED_SIZE", "64MiB", "Total memory for stored responses";
         max_connections: NonZeroU32, "max-connections" was "connections", "INDRIK_MAX_CONNECTIONS", "512", "Maximum number of connections with requests; a further one replaces a silent, idle or slow one";
         probe_timeout: Time, "probe-timeout" was "probe-time", "INDRIK_PROBE_TIMEOUT", "5s", "Maximum time for the GPU to respond to the /ready probe";
@@ -173,7 +173,7 @@ settings! {
     }
     optional {
         #[arg(short = 'm')]
-        model: String, "model", "INDRIK_MODEL", "none: all models of the store are loaded on demand", "GGUF file, Hugging Face folder, file written by `indrik quantize`, or name in the local store";
+        model: String, "model", "INDRIK_MODEL", "none: see --models", "GGUF file, Hugging Face folder, file written by `indrik quantize`, or name in the local store";
         name: String, "name", "INDRIK_NAME", "name of the model", "Model name in the API";
         #[arg(short = 'd')]
         device: String, "device", "INDRIK_DEVICE", "the fastest", "Device by index or part of its name";
@@ -190,7 +190,7 @@ settings! {
     }
     lists {
         preload, "preload", "INDRIK_PRELOAD", "MODEL", "Further model to load at startup (repeatable)";
-        models, "models", "INDRIK_MODELS", "MODEL", "Further model that requests may name, loaded on demand; store for all models of the local store (repeatable)";
+        models, "models", "INDRIK_MODELS", "MODEL", "Further model that requests may name, loaded on demand; store for all models of the local store, the default without --model and --preload (repeatable)";
         api_key, "api-key", "INDRIK_API_KEY", "KEY", "Accepted API key (repeatable)";
         allow_host, "allow-host", "INDRIK_ALLOW_HOST", "NAME", "Host name that a local server without API keys answers to besides localhost, * for all (repeatable)";
         cors, "cors", "INDRIK_CORS", "ORIGIN", "Allowed CORS origin, * for all (repeatable)";

@@ -191,9 +191,14 @@ impl<'a> Builder<'a> {
     fn push_text(&mut self, role: &str, text: &str) {
         match self.messages.last_mut() {
             Some(last) if last.role == role => {
-                let mut all = last.content.as_ref().map(|content| content.text().into_owned());
-                append(all.get_or_insert_default(), text);
-                last.content = all.map(Content::from);
+                let mut all = match last.content.take() {
+                    // Moved, not copied: there may be many items.
+                    Some(Content::Text(text)) => text,
+                    Some(content) => content.text().into_owned(),
+                    None => String::new(),
+                };
+                append(&mut all, text);
+                last.content = Some(all.into());
             }
             _ => self.messages.push(Message::new(role, text)),
         }
@@ -247,10 +252,13 @@ fn push_part(parts: &mut Vec<text::Part>, text: &str) {
     }
 }
 
-fn content_of(parts: Vec<text::Part>) -> Content {
-    match &parts[..] {
-        [] => "".into(),
-        [text::Part::Text(text)] => text.into(),
-        _ => parts.into(),
+fn content_of(mut parts: Vec<text::Part>) -> Content {
+    match (parts.len(), parts.pop()) {
+        (1, Some(text::Part::Text(text))) => text.into(),
+        (_, Some(last)) => {
+            parts.push(last);
+            parts.into()
+        }
+        (_, None) => "".into(),
     }
 }

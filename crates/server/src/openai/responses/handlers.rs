@@ -19,6 +19,7 @@ use super::writer::{Recorder, ResponseCollector, ResponseWriter};
 use crate::access_log::LogEntry;
 use crate::completion::{start, wait_admitted};
 use crate::error::Error;
+use crate::phase::Phase;
 use crate::response::Generation;
 use crate::state::{AppState, Context};
 
@@ -74,7 +75,13 @@ fn run_in_background(
             state.responses.finish(&owner, in_progress);
             generation.collect(collector).await
         };
-        if let Err(error) = generated.await {
+        let mut phase = state.phase.clone();
+        let generated = tokio::select! {
+            generated = generated => generated.map(drop),
+            // Nobody could retrieve it any more. Without a handle, the phase stays as it is.
+            Ok(_) = phase.wait_for(|phase| *phase != Phase::Running) => Err(Error::shutting_down()),
+        };
+        if let Err(error) = generated {
             state.responses.fail(&owner, &queued.id, &error);
         }
     });

@@ -110,6 +110,11 @@ impl ResponseStore {
     pub(super) fn insert(&self, owner: Owner, stored: StoredResponse, task: Option<AbortHandle>) {
         // Measured without the lock.
         let measured = Measured::new(stored);
+        if measured.bytes + measured.item_bytes.iter().sum::<usize>() > self.max_bytes {
+            // It would evict all others, and then itself.
+            task.inspect(AbortHandle::abort);
+            return;
+        }
         self.put(&mut self.state(), owner, measured, task);
     }
 
