@@ -77,7 +77,6 @@ async fn start_body<T: Send + 'static>(
     parse: impl FnOnce(Value, &Context) -> Result<(GenerationRequest, T), Error> + Send + 'static,
 ) -> Result<(Generation, T), Error> {
     let (mut parsed, kept, context) = prepare(app, log, body, parse, encode).await?;
-    log.set_model(&parsed.model);
     app.check_ready()?;
     attach_grammar(&context.served, &mut parsed).await?;
     // The prompt is freed here: it may be large, and the wait in the queue long.
@@ -139,6 +138,7 @@ pub(crate) async fn prepare<T: Send + 'static, R: Send + 'static>(
     let asked = Instant::now();
     let served = app.models.acquire_language(&model).await?;
     log.set_load_time(asked.elapsed());
+    log.set_model(&model);
     let context = Context { app: app.clone(), served };
     let (given, span) = (context.clone(), log.span.clone());
     let parsed = blocking(move || {

@@ -86,11 +86,11 @@ pub(crate) fn check_name(path: &str, name: &str, max: usize) -> Result<(), Error
     if (1..=max).contains(&name.len()) && name.chars().all(allowed) {
         return Ok(());
     }
-    let shown: String = name.chars().take(max).collect();
-    Err(Error::invalid_field(
-        path,
-        format!("is {shown:?}, but must be 1 to {max} letters, digits, '_' or '-'"),
-    ))
+    let message = match name.len() > max {
+        true => format!("has {} bytes, but must be 1 to {max} letters, digits, '_' or '-'", name.len()),
+        false => format!("is {name:?}, but must be 1 to {max} letters, digits, '_' or '-'"),
+    };
+    Err(Error::invalid_field(path, message))
 }
 
 /// The parts that extract tool calls from the output.

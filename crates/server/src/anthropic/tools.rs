@@ -72,7 +72,7 @@ pub(super) fn tool_options(
             let shown: String = other.chars().take(MAX_SHOWN).collect();
             return Err(Error::unsupported(
                 path("type"),
-                format!("the tool {shown:?}, which is not the client's,"),
+                format!("the tool {shown:?}, which Anthropic defines,"),
             ));
         }
         let name = name.ok_or_else(|| Error::missing_field(path("name")))?;
