@@ -37,8 +37,6 @@ pub(crate) const MAX_BIASES: usize = 512;
 pub(crate) struct GenerationRequest {
     /// Start of the response's id; that of the request follows.
     pub(crate) id_prefix: &'static str,
-    /// Name of the model, as the client wrote it.
-    pub(crate) model: String,
     pub(crate) input: Input,
     /// Images that are not decoded yet, in the order of the input.
     pub(crate) images: Vec<ImageSource>,
@@ -147,8 +145,6 @@ struct EncodedPrompt {
 pub(crate) struct ParsedRequest {
     /// Start of the response's id; that of the request follows.
     pub(crate) id_prefix: &'static str,
-    /// Name of the model, as the client wrote it.
-    pub(crate) model: String,
     /// Choices to generate per prompt.
     pub(crate) candidates: u32,
     /// One engine request per candidate: those of the first prompt, those of the second, and so on.
@@ -205,7 +201,7 @@ impl ParsedRequest {
     ) -> Result<ParsedRequest, Error> {
         let (model, config) = (&context.served.model, &context.app.config);
         let context_length = context.served.generator.context_length();
-        let GenerationRequest { id_prefix, model: name, input, options, .. } = request;
+        let GenerationRequest { id_prefix, input, options, .. } = request;
         let LoadedImages { pictures, memory: image_memory } = images;
         let GenerationOptions { mut sampling, mut constraint, candidates, top_logprobs, .. } = options;
         let suppressed = model.tokenizer.suppressed_token_ids().iter().filter(|id| **id < model.vocab_size);
@@ -275,7 +271,6 @@ impl ParsedRequest {
         let constraint_field = constraint.as_ref().map_or("response_format", Constraint::top_field);
         Ok(ParsedRequest {
             id_prefix,
-            model: name,
             candidates,
             requests,
             echoes,

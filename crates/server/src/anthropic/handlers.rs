@@ -35,7 +35,6 @@ pub(crate) async fn count_tokens(
     Extension(log): Extension<Arc<LogEntry>>,
     request: Request,
 ) -> Result<Json<TokenCount>, Error> {
-    let (input_tokens, model, _) = receive(&app, &log, request, parse_count, count_prompt_tokens).await?;
-    log.set_model(&model);
+    let (input_tokens, ..) = receive(&app, &log, request, parse_count, count_prompt_tokens).await?;
     Ok(Json(TokenCount { input_tokens }))
 }

@@ -45,6 +45,7 @@ pub(crate) struct MessagesRequest {
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct CountTokensRequest {
     /// Name of the model, as listed by `/v1/models`.
+    #[allow(dead_code, reason = "read before the other fields")]
     model: String,
     /// The conversation so far. If its last message is the assistant's, the response continues it.
     #[schema(min_items = 1)]
@@ -162,11 +163,9 @@ pub(super) fn parse_request(
     Ok((request, response))
 }
 
-/// Parses a body of `/v1/messages/count_tokens`; also returns the name of the model.
-pub(super) fn parse_count(mut body: Value, context: &Context) -> Result<(GenerationRequest, String), Error> {
-    let request = parse_prompt(&mut body, context)?;
-    let model = request.model.clone();
-    Ok((request, model))
+/// Parses a body of `/v1/messages/count_tokens`.
+pub(super) fn parse_count(mut body: Value, context: &Context) -> Result<(GenerationRequest, ()), Error> {
+    Ok((parse_prompt(&mut body, context)?, ()))
 }
 
 /// The fields that both paths share.
@@ -186,7 +185,6 @@ fn parse_prompt(body: &mut Value, context: &Context) -> Result<GenerationRequest
     let conversation = Conversation { messages, tools, prompt_options, tools_used_at, field, truncate };
     Ok(GenerationRequest {
         id_prefix: "msg_",
-        model: request.model,
         input: Input::Conversation(Box::new(conversation)),
         images,
         options: GenerationOptions { constraint, ..GenerationOptions::default() },

@@ -144,7 +144,7 @@ pub(super) fn parse_request(
     };
     let stream = common.stream.unwrap_or(true);
     let response = ResponseOptions { endpoint, model: common.model.clone(), stream, keep_alive };
-    Ok((GenerationRequest { id_prefix: "ollama-", model: common.model, input, images, options }, response))
+    Ok((GenerationRequest { id_prefix: "ollama-", input, images, options }, response))
 }
 
 type InputWithImages = (Input, Vec<ImageSource>);

@@ -20,6 +20,7 @@ use crate::request::{GenerationOptions, MAX_BIASES, MAX_STOPS, check_stops, rang
 #[derive(Debug, Default, Deserialize, ToSchema)]
 pub(crate) struct Options {
     /// Name of the model, as listed by `/v1/models`.
+    #[allow(dead_code, reason = "read before the other fields")]
     pub(crate) model: String,
     /// Stream tokens as server-sent events.
     stream: Option<bool>,

@@ -94,6 +94,5 @@ pub(super) fn parse_request(
         Endpoint::Chat => "chatcmpl-",
         Endpoint::Completions => "cmpl-",
     };
-    let model = options.model;
-    Ok((GenerationRequest { id_prefix, model, input, images, options: generation }, response))
+    Ok((GenerationRequest { id_prefix, input, images, options: generation }, response))
 }

@@ -58,6 +58,7 @@ const MAX_METADATA_VALUE: usize = 512;
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct CreateResponse {
     /// Name of the model, as listed by `/v1/models`.
+    #[allow(dead_code, reason = "read before the other fields")]
     model: String,
     /// A text of the user, or items. Required unless `previous_response_id` is set.
     // Taken out of the body before it is parsed.
@@ -225,7 +226,6 @@ pub(super) fn parse_request(
     };
     let request = GenerationRequest {
         id_prefix: "resp_",
-        model: request.model,
         input: Input::Conversation(Box::new(conversation)),
         images,
         options: GenerationOptions {
