@@ -1,6 +1,7 @@
 //! The path of texts that are embedded, for all protocols: body, model, parsed request, turns of the embedder.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::extract::Request;
 use serde_json::Value;
@@ -46,7 +47,9 @@ pub(crate) async fn embed<T: Send + 'static>(
     let body = blocking(move || parse_json(&body)).await?;
     let ModelField { model: name } = parse_body(&body)?;
     app.check_ready()?;
+    let asked = Instant::now();
     let served = app.models.acquire_embedder(&name).await?;
+    log.set_load_time(asked.elapsed());
     log.set_model(&name);
     let model = served.clone();
     let (request, kept) = blocking(move || parse(&body, &model)).await?;

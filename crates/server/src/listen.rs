@@ -26,14 +26,17 @@ pub struct Server {
     phase: watch::Sender<Phase>,
 }
 
-/// Shuts a server down. Clones control the same server.
-#[derive(Clone, Debug)]
-pub struct Handle(watch::Sender<Phase>);
+/// Shuts a server down, and gives access to its models. Clones control the same server.
+#[derive(Clone)]
+pub struct Handle {
+    phase: watch::Sender<Phase>,
+    models: Pool,
+}
 
 impl Handle {
     /// Rejects new requests and lets running ones finish; then [`Server::run`] returns.
     pub fn drain(&self) {
-        self.0.send_if_modified(|phase| {
+        self.phase.send_if_modified(|phase| {
             let running = *phase == Phase::Running;
             if running {
                 *phase = Phase::Draining;
@@ -44,7 +47,12 @@ impl Handle {
 
     /// Cancels all requests and closes all connections.
     pub fn stop(&self) {
-        self.0.send_replace(Phase::Stopped);
+        self.phase.send_replace(Phase::Stopped);
+    }
+
+    /// The models, to load some of them before requests are accepted, and to free them in the end.
+    pub fn models(&self) -> &Pool {
+        &self.models
     }
 }
 
@@ -54,8 +62,8 @@ impl Handle {
 /// and do not apply. Neither does `webui`: the path `/` is the application's.
 pub fn router(config: Config, models: Models) -> io::Result<(Router, Handle)> {
     let (phase, phases) = watch::channel(Phase::Running);
-    let (router, _) = routes(Config { webui: false, ..config }, models, phases)?;
-    Ok((router, Handle(phase)))
+    let (router, models) = routes(Config { webui: false, ..config }, models, phases)?;
+    Ok((router, Handle { phase, models }))
 }
 
 /// Delay before the next accept after a failed one. Errors such as too many open files would recur immediately.
@@ -85,7 +93,7 @@ impl Server {
 
     /// Handle that shuts the server down.
     pub fn handle(&self) -> Handle {
-        Handle(self.phase.clone())
+        Handle { phase: self.phase.clone(), models: self.models.clone() }
     }
 
     /// Serves until [`Handle::stop`], or after [`Handle::drain`] until the last request has finished. While draining,

@@ -30,6 +30,8 @@ struct Inner {
     is_single: bool,
     config: Config,
     state: Mutex<State>,
+    /// Held while the files of a model are opened.
+    opening: tokio::sync::Mutex<()>,
     /// Notified whenever a model was unloaded or a load has ended.
     changed: Condvar,
     /// For timers: models are released on threads of their own, too.
@@ -106,6 +108,7 @@ impl Pool {
             load_timeout: options.load_timeout,
             config: config.clone(),
             state: Mutex::new(state),
+            opening: tokio::sync::Mutex::default(),
             changed: Condvar::new(),
             runtime: OnceLock::new(),
             starting: Mutex::new(options.preload),
@@ -173,7 +176,18 @@ impl Pool {
         // If this request gives up, a model that is drained for it may be kept. Dropped after `granted`.
         let _advance = AdvanceOnDrop(self);
         let granted = granted;
-        let joined = self.state().wait(name, waiter);
+        let mut joined = self.state().wait(name, waiter);
+        // One model is opened at a time, so that many requests for one open its files once.
+        let opening = match joined {
+            Ok(()) => None,
+            Err(_) => Some(self.0.opening.lock().await),
+        };
+        if let Err(waiter) = joined {
+            if let Some(lease) = self.try_acquire(name) {
+                return Ok(lease);
+            }
+            joined = self.state().wait(name, waiter);
+        }
         if let Err(waiter) = joined {
             let asked = name.to_owned();
             let opened = blocking(move || Ok(loader.open(&asked))).await?;
@@ -195,6 +209,7 @@ impl Pool {
                 Err(reason) => return Err(Error::ModelUnavailable { model: name.to_owned(), reason }),
             }
         }
+        drop(opening);
         let Some(timeout) = timeout else { return granted.await.map_err(|_| Error::Internal)? };
         match tokio::time::timeout(timeout, granted).await {
             Ok(Ok(granted)) => granted,

@@ -193,3 +193,32 @@ fn models_are_used_for_what_they_are() {
     assert!(message.contains("all-minilm"), "{message}");
     assert!(generating.get("/openapi.json").json()["paths"][PATH].is_null());
 }
+
+#[test]
+fn ollamas_paths_give_the_same_vectors() {
+    let (server, embedder) = server();
+    let body = json!({ "model": "bytes", "input": ["a", "b".repeat(11)], "dimensions": 2 });
+    let response = server.post("/api/embed", &body).json();
+    assert_eq!(response["embeddings"], json!([[1.0, 1.0], [10.0, 1.0]]));
+    assert_eq!((&response["model"], &response["prompt_eval_count"]), (&json!("bytes"), &json!(11)));
+    assert!(response["total_duration"].as_u64() >= response["load_duration"].as_u64());
+    // Texts are cut off by default, unlike in OpenAI's API.
+    assert!(embedder.0.lock().unwrap().iter().all(|(_, options)| options.truncate));
+    let response = server.post("/api/embed", &json!({ "model": "bytes:latest", "input": "abc" })).json();
+    assert_eq!(response["embeddings"], json!([[3.0, 1.0, 2.0, 3.0]]));
+    let response = server.post("/api/embeddings", &json!({ "model": "bytes", "prompt": "ab" })).json();
+    assert_eq!(response, json!({ "embedding": [2.0, 1.0, 2.0, 3.0] }));
+    for (path, body) in [
+        ("/api/embed", json!({ "model": "bytes" })),
+        ("/api/embed", json!({ "model": "bytes", "input": 1 })),
+        ("/api/embed", json!({ "model": "bytes", "input": ["a", 1] })),
+        ("/api/embed", json!({ "model": "bytes", "input": "b".repeat(11), "truncate": false })),
+        ("/api/embeddings", json!({ "model": "bytes", "prompt": ["a"] })),
+    ] {
+        let response = server.post(path, &body);
+        assert_eq!(response.status, 400, "{body}: {}", response.body);
+        assert!(response.json()["error"].is_string(), "{}", response.body);
+    }
+    let error = server.post("/api/embed", &json!({ "model": "other", "input": "a" }));
+    assert_eq!(error.status, 404, "{}", error.body);
+}

@@ -15,7 +15,7 @@ use server::{LoadControl, LoadedModel, ModelDescription, ModelLoader, OpenModel}
 
 use super::{
     hardware::Hardware,
-    offer::{EmbeddingModel, Offer, OfferedModel},
+    offer::{EmbeddingModel, Location, Offer, OfferedModel},
     summary::{self, ReadyReport},
 };
 use crate::{loading, logging::announce};
@@ -70,8 +70,8 @@ impl Loader {
         Ok(LoadedModel::embedder(model.served, Arc::new(loaded)))
     }
 
-    fn open_offered(&self, name: &str) -> anyhow::Result<Opened> {
-        let model = self.offer.open(name)?;
+    fn open_offered(&self, location: &Location) -> anyhow::Result<Opened> {
+        let model = self.offer.open(location)?;
         let bytes = match &model {
             OfferedModel::Language(model) => model.files.memory_bytes(&model.options, &self.device)?,
             OfferedModel::Embedder(model) => model.files.memory_bytes(&model.options)?,
@@ -88,8 +88,8 @@ impl ModelLoader for Loader {
     }
 
     fn open(&self, name: &str) -> Result<Option<Box<dyn OpenModel>>, String> {
-        let Some(name) = self.offer.find(name) else { return Ok(None) };
-        match self.open_offered(&name) {
+        let Some(location) = self.offer.find(name) else { return Ok(None) };
+        match self.open_offered(&location) {
             Ok(opened) => Ok(Some(Box::new(opened))),
             Err(error) => Err(format!("{error:#}")),
         }

@@ -73,7 +73,7 @@ pub fn run(arguments: &Arguments, matches: &ArgMatches) -> anyhow::Result<ExitCo
     let mut config = settings.config()?;
     let offer = Offer::new(settings)?;
     // Mistakes in the model's name or settings are reported at once.
-    let first = offer.preload().first().map(|name| offer.open(name)).transpose()?;
+    let first = offer.preload().first().map(|name| offer.open(&offer.locate(name)?)).transpose()?;
     let first = first.map(|first| first.description());
     let takes_images = offer.whole_store || offer.list().iter().any(server::ModelDescription::takes_images);
     if takes_images && !offer.settings().is_set("max-body-size") {

@@ -30,7 +30,15 @@ pub struct Offer {
     /// Whether requests may name all models of the store.
     pub whole_store: bool,
     /// Descriptions of files, which take a moment to read, with the time of the files' last change.
-    descriptions: Mutex<HashMap<PathBuf, (Option<SystemTime>, ModelDescription)>>,
+    /// `None` for files that cannot be used.
+    descriptions: Mutex<HashMap<PathBuf, (Option<SystemTime>, Option<ModelDescription>)>>,
+}
+
+/// Where a model is.
+pub struct Location {
+    /// The name or path under which it is offered.
+    pub name: String,
+    path: PathBuf,
 }
 
 /// A model whose files are open.
@@ -121,44 +129,52 @@ impl Offer {
         if let Some((seen, description)) = descriptions().get(path)
             && *seen == modified
         {
-            return Some(description.clone());
+            return description.clone();
         }
-        let description = match self.open(name) {
-            Ok(model) => model.description(),
+        let location = Location { name: name.to_owned(), path: path.to_owned() };
+        let description = match self.open(&location) {
+            Ok(model) => Some(model.description()),
             Err(error) => {
                 tracing::debug!("{name} is not offered: {error:#}");
-                return None;
+                None
             }
         };
         descriptions().insert(path.to_owned(), (modified, description.clone()));
-        Some(description)
+        description
     }
 
-    /// The name or path of the model that a request names; `None` if there is none.
-    pub fn find(&self, name: &str) -> Option<String> {
+    /// Where the model is that a request names; `None` if there is none.
+    pub fn find(&self, name: &str) -> Option<Location> {
         if let Some(given) = self.named.iter().find(|given| *given == name) {
-            return Some(given.clone());
+            return self.locate(given).ok();
         }
         // Never a path of the machine: only names of the store.
         let store = Store::open_default().ok().filter(|_| self.whole_store);
         if let Some(path) = store.and_then(|store| store.resolve(name)) {
-            let is_same = |given: &&String| store::resolve_model(given).is_ok_and(|found| found == path);
-            return Some(self.named.iter().find(is_same).map_or(name, |given| given).to_owned());
+            let is_same = |given: &&String| self.locate(given).is_ok_and(|found| found.path == path);
+            let name = self.named.iter().find(is_same).map_or(name, |given| given).to_owned();
+            return Some(Location { name, path });
         }
-        let is_named = |given: &&String| {
-            let path = store::resolve_model(given).ok();
-            path.and_then(|path| self.describe(given, &path)).is_some_and(|model| model.is_named(name))
+        let mut locations = self.named.iter().filter_map(|given| self.locate(given).ok());
+        let is_named = |found: &Location| {
+            self.describe(&found.name, &found.path).is_some_and(|model| model.is_named(name))
         };
-        self.named.iter().find(is_named).cloned()
+        locations.find(is_named)
     }
 
-    /// Opens a model by the name or path under which it is offered.
-    pub fn open(&self, name: &str) -> anyhow::Result<OfferedModel> {
+    /// Where a model is that was given by its name or path.
+    pub fn locate(&self, given: &str) -> anyhow::Result<Location> {
+        Ok(Location { name: given.to_owned(), path: store::resolve_model(given)? })
+    }
+
+    /// Opens a model that is offered.
+    pub fn open(&self, location: &Location) -> anyhow::Result<OfferedModel> {
+        let Location { name, path } = location;
         let settings = &self.settings;
         // Settings that not every model can have are for the one that was given with them.
-        let is_main = settings.model.as_deref() == Some(name);
+        let is_main = settings.model.as_ref() == Some(name);
         let model = ModelArguments {
-            model: name.to_owned(),
+            model: path.to_string_lossy().into_owned(),
             load: LoadArguments {
                 prefill_chunk: settings.prefill_chunk.map(|chunk| chunk.get()),
                 kv: settings.kv,
@@ -168,8 +184,8 @@ impl Offer {
                 device: settings.device.clone(),
             },
         };
-        if ModelKind::of(&store::resolve_model(name)?)? == ModelKind::Embedding {
-            return self.open_embedder(name);
+        if ModelKind::of(path)? == ModelKind::Embedding {
+            return self.open_embedder(location);
         }
         let files = model.open()?;
         let context_length = match settings.context {
@@ -182,9 +198,9 @@ impl Offer {
         Ok(OfferedModel::Language(Box::new(LanguageModel { files, served, options, context_length })))
     }
 
-    fn open_embedder(&self, name: &str) -> anyhow::Result<OfferedModel> {
+    fn open_embedder(&self, Location { name, path }: &Location) -> anyhow::Result<OfferedModel> {
         let settings = &self.settings;
-        let files = EmbeddingFiles::open(name)?;
+        let files = EmbeddingFiles::open(&path.to_string_lossy())?;
         let options = EmbeddingOptions {
             device: settings.device.clone(),
             max_tokens: settings.context.map(|context| context.get().min(files.config().max_tokens)),
