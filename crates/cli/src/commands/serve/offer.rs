@@ -22,6 +22,9 @@ use crate::{
 /// The name in --models that stands for all models of the store.
 const WHOLE_STORE: &str = "store";
 
+/// `None` for files that cannot be used.
+type MaybeDescription = Option<ModelDescription>;
+
 /// The models that requests may name.
 pub struct Offer {
     settings: Settings,
@@ -30,8 +33,7 @@ pub struct Offer {
     /// Whether requests may name all models of the store.
     pub whole_store: bool,
     /// Descriptions of files, which take a moment to read, with the time of the files' last change.
-    /// `None` for files that cannot be used.
-    descriptions: Mutex<HashMap<PathBuf, (Option<SystemTime>, Option<ModelDescription>)>>,
+    descriptions: Mutex<HashMap<PathBuf, (Option<SystemTime>, MaybeDescription)>>,
 }
 
 /// Where a model is.
