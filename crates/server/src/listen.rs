@@ -15,7 +15,7 @@ use crate::connection::{self, Service};
 use crate::connections::Connections;
 use crate::models::{Models, Pool};
 use crate::phase::{Phase, wait_past};
-use crate::router::routes;
+use crate::router::{Root, routes};
 
 /// A server bound to its address.
 pub struct Server {
@@ -62,7 +62,7 @@ impl Handle {
 /// and do not apply. Neither does `webui`: the path `/` is the application's.
 pub fn router(config: Config, models: Models) -> io::Result<(Router, Handle)> {
     let (phase, phases) = watch::channel(Phase::Running);
-    let (router, models) = routes(Config { webui: false, ..config }, models, phases)?;
+    let (router, models) = routes(config, models, phases, Root::Application)?;
     Ok((router, Handle { phase, models }))
 }
 
@@ -76,7 +76,8 @@ impl Server {
     /// Binds to an address; port 0 picks a free one. Must run in a tokio runtime with time and I/O enabled.
     pub async fn bind(address: SocketAddr, config: Config, models: Models) -> io::Result<Server> {
         let (phase, phases) = watch::channel(Phase::Running);
-        let (router, models) = routes(config.clone(), models, phases)?;
+        let root = if config.webui { Root::WebUi } else { Root::Text };
+        let (router, models) = routes(config.clone(), models, phases, root)?;
         let listener = TcpListener::bind(address).await?;
         Ok(Server { listener, router, models, config, phase })
     }

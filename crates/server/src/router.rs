@@ -43,14 +43,24 @@ const COUNT_TOKENS: &str = "/v1/messages/count_tokens";
 const TOKENIZE: &str = "/tokenize";
 const DETOKENIZE: &str = "/detokenize";
 
+/// What is at the path `/`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Root {
+    WebUi,
+    /// A line of text.
+    Text,
+    /// Nothing: it is the path of the application that the routes are part of.
+    Application,
+}
+
 /// All routes of a server, and its models.
 pub(crate) fn routes(
     config: Config,
     models: Models,
     phase: watch::Receiver<Phase>,
+    root: Root,
 ) -> std::io::Result<(Router, Pool)> {
     let cors = auth::cors_layer(&config.cors_origins)?;
-    let has_webui = config.webui;
     let app = Arc::new(AppState::new(config, models, phase)?);
     let checked = middleware::from_fn_with_state(app.clone(), check_generation);
     let checked_count = middleware::from_fn_with_state(app.clone(), check_body);
@@ -93,10 +103,11 @@ pub(crate) fn routes(
         .route("/stats", get(stats))
         .route("/stats/stream", get(stats_stream))
         .layer(middleware::from_fn_with_state(app.clone(), authorize));
-    let webui = match has_webui {
-        true => Router::new().route("/", get(webui)),
-        // Ollama's clients look for a server there.
-        false => Router::new().route("/", get(async || "Indrik is running")),
+    let root = match root {
+        Root::WebUi => Router::new().route("/", get(webui)),
+        // Ollama's clients ask there whether a server is running.
+        Root::Text => Router::new().route("/", get(async || "Indrik is running")),
+        Root::Application => Router::new(),
     };
     let router = Router::new()
         .route("/health", get(async || Json(json!({ "status": "alive" }))))
@@ -105,7 +116,7 @@ pub(crate) fn routes(
         .route("/openapi.json", get(openapi))
         .merge(v1)
         .merge(stats_routes)
-        .merge(webui)
+        .merge(root)
         .method_not_allowed_fallback(method_not_allowed)
         .fallback(unknown_path)
         .layer(CatchPanicLayer::custom(panicked))
