@@ -68,7 +68,7 @@ def test_unknown_model_is_not_found(client, stream):
 
 def test_unknown_path_is_not_found(client):
     with pytest.raises(openai.NotFoundError) as error:
-        client.embeddings.create(model=MODEL, input="One")
+        client.moderations.create(model=MODEL, input="One")
     assert error.value.code == "unknown_url"
 
 

@@ -43,7 +43,7 @@ test("an unknown model or path is a NotFoundError", async () => {
       return true;
     });
   }
-  await assert.rejects(client.embeddings.create({ model, input: "One" }), OpenAI.NotFoundError);
+  await assert.rejects(client.moderations.create({ model, input: "One" }), OpenAI.NotFoundError);
 });
 
 test("a wrong key is an AuthenticationError", async () => {

@@ -292,6 +292,13 @@ impl User {
         assert!(command.text.contains(address), "{command}: requests go to {address}");
         let with_key = ["Bearer KEY", "x-api-key: KEY"].iter().any(|key| command.text.contains(key));
         let key = if with_key { " --api-key KEY" } else { "" };
+        if command.text.contains("\"all-minilm\"") {
+            let server = self.start(&[], "serve -m all-minilm");
+            let text = command.text.replace(address, &server.address) + " --fail-with-body --silent";
+            let body = stdout(&self.run(command, &text));
+            assert!(body.contains("\"embedding\":["), "{command}: {body}");
+            return;
+        }
         let started = self.servers[usize::from(with_key)].take();
         let server = started.unwrap_or_else(|| self.start(&[], &format!("serve -m tools --name tiny{key}")));
         let mut text =
@@ -300,19 +307,30 @@ impl User {
             text = format!("{before}\"model\": \"tiny{}", &after[after.find('"').unwrap()..]);
         }
         let body = stdout(&self.run(command, &text));
-        if command.text.contains("\"stream\": true") {
+        let is_ollamas = command.text.contains("/api/");
+        if command.text.contains("\"stream\": true") && command.text.contains("/v1/responses") {
+            assert!(body.contains("event: response.created"), "{command}: {body}");
+        } else if command.text.contains("\"stream\": true") && !is_ollamas {
             assert!(
                 body.starts_with("data: {") && body.trim_end().ends_with("data: [DONE]"),
                 "{command}: {body}"
             );
         } else {
-            let answer: Value = serde_json::from_str(&body).unwrap();
+            // Ollama's API streams lines.
+            let answers = body.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+            let answers: Vec<Value> = answers.collect();
+            let has_error = |answer: &Value| answer.get("error").is_some_and(|error| !error.is_null());
+            assert!(!answers.is_empty() && !answers.iter().any(has_error), "{command}: {body}");
             let list = match &command.text {
-                text if text.contains("/v1/models") => "data",
-                text if text.contains("/v1/messages") => "content",
-                _ => "choices",
+                text if text.contains("/v1/models") => Some("data"),
+                text if text.contains("/v1/messages") => Some("content"),
+                text if text.contains("/v1/responses") => Some("output"),
+                text if text.contains("completions") => Some("choices"),
+                _ => None,
             };
-            assert_eq!(answer[list].as_array().map(Vec::len), Some(1), "{command}: {body}");
+            if let Some(list) = list {
+                assert_eq!(answers[0][list].as_array().map(Vec::len), Some(1), "{command}: {body}");
+            }
         }
         self.servers[usize::from(with_key)] = Some(server);
     }

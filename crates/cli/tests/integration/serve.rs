@@ -216,7 +216,7 @@ fn invalid_settings_are_reported_before_loading() {
     let error = failure(&mut indrik(&["serve", "-m", "no-such-model"]));
     assert!(error.contains("no-such-model"), "{error}");
     let error = failure(indrik(&["serve"]).env("XDG_DATA_HOME", folder.path()));
-    assert!(error.contains("-m") && error.contains("indrik pull"), "{error}");
+    assert!(error.contains("-m") && error.contains("indrik search"), "{error}");
 
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();

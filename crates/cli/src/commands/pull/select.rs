@@ -304,30 +304,24 @@ impl Headers<'_> {
         Path::new("hf.co").join(self.listing.repository.to_string()).join(printable(&file.path))
     }
 
-    fn are_of_embedding_model(&self) -> anyhow::Result<bool> {
+    /// The model's dimensions, from the first kilobytes of the first file; `None` for an embedding model.
+    fn config(&self) -> anyhow::Result<Option<Config>> {
         let file = &self.variant.files[0];
         let path = self.path(file);
         let mut header = self.hub.header(self.listing, file);
         let preview = gguf::preview(&path, &mut header, file.bytes)?;
         check_tokenizer(&path, &preview)?;
-        Ok(is_embedding_gguf(&preview.metadata))
-    }
-
-    /// The model's dimensions, from the first kilobytes of the first file.
-    fn config(&self) -> anyhow::Result<Config> {
-        let file = &self.variant.files[0];
-        let path = self.path(file);
-        let mut header = self.hub.header(self.listing, file);
-        let preview = gguf::preview(&path, &mut header, file.bytes)?;
-        check_tokenizer(&path, &preview)?;
+        if is_embedding_gguf(&preview.metadata) {
+            return Ok(None);
+        }
         match Config::from_gguf(&path, &|key| preview.get(key)) {
             // Some converters write the vocabulary before the dimensions.
             Err(error) if !matches!(error, checkpoint::Error::Unsupported { .. }) => {
                 header.rewind();
                 let parsed = gguf::parse(&path, &mut header, file.bytes)?;
-                Ok(Config::from_gguf(&path, &|key| parsed.metadata.get(key).map(MetaValue::from))?)
+                Ok(Some(Config::from_gguf(&path, &|key| parsed.metadata.get(key).map(MetaValue::from))?))
             }
-            config => Ok(config?),
+            config => Ok(Some(config?)),
         }
     }
 
@@ -377,7 +371,7 @@ fn choose<'a>(
     is_explicit: bool,
 ) -> anyhow::Result<(Vec<Candidate>, usize)> {
     let ranked = choice::rank(variants);
-    if headers(ranked[0]).are_of_embedding_model()? {
+    let Some(config) = headers(ranked[0]).config()? else {
         let candidates: Vec<Candidate> =
             ranked.into_iter().map(|index| Candidate::embedding(index, &variants[index], machine)).collect();
         let chosen = if is_explicit { Some(0) } else { choice::choose(&candidates) };
@@ -385,8 +379,7 @@ fn choose<'a>(
             Some(chosen) => Ok((candidates, chosen)),
             None => Err(too_large(&candidates, machine)),
         };
-    }
-    let config = headers(ranked[0]).config()?;
+    };
     let mut candidates: Vec<Candidate> = ranked
         .into_iter()
         .map(|index| Candidate::estimated(index, &variants[index], &config, machine))
