@@ -77,8 +77,8 @@ fn errors_say_what_to_do() {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures/gguf_q8_0/model.gguf");
     let output = indrik(&["embed", "-m", generative.to_str().unwrap(), "hello"]).output().unwrap();
     assert!(stderr(&output).contains("not an embedding model"), "{}", stderr(&output));
-    for command in [&["generate", "-p", "hello"][..], &["chat", "-p", "hello"], &["serve", "--port", "0"]] {
-        let output = indrik(&[command, &["-m", &tiny()]].concat()).output().unwrap();
+    for command in [["generate", "-p", "hello"], ["chat", "-p", "hello"]] {
+        let output = indrik(&[&command[..], &["-m", &tiny()]].concat()).output().unwrap();
         let text = stderr(&output);
         assert!(output.status.code() == Some(1) && text.contains("indrik embed"), "{command:?}: {text}");
     }
