@@ -102,7 +102,7 @@ pub(crate) struct ModelField {
 /// A body as JSON, and the memory that it takes.
 pub(crate) struct ReceivedBody {
     pub(crate) json: Value,
-    reservation: Lease,
+    pub(crate) reservation: Lease,
 }
 
 /// Receives a body, which must be a JSON object.

@@ -7,11 +7,11 @@ use axum::extract::Request;
 use serde_json::Value;
 
 use crate::access_log::LogEntry;
-use crate::completion::{ModelField, blocking};
+use crate::completion::{ModelField, ReceivedBody, blocking, receive_body};
 use crate::embedder::{EmbedError, EmbeddedText, EmbeddingInput, EmbeddingOptions};
 use crate::error::Error;
 use crate::models::Lease;
-use crate::parse::{parse as parse_body, parse_json};
+use crate::parse::parse as parse_body;
 use crate::served::ServedEmbedder;
 use crate::state::AppState;
 
@@ -43,8 +43,7 @@ pub(crate) async fn embed<T: Send + 'static>(
     request: Request,
     parse: ParseEmbedRequest<T>,
 ) -> Result<(Vec<EmbeddedText>, T, String), Error> {
-    let (body, reservation) = app.bodies.receive(request.into()).await?;
-    let body = blocking(move || parse_json(&body)).await?;
+    let ReceivedBody { json: body, reservation } = receive_body(app, request).await?;
     let ModelField { model: name } = parse_body(&body)?;
     app.check_ready()?;
     let asked = Instant::now();

@@ -143,13 +143,18 @@ impl Actor<'_> {
         match status {
             200 => self.load.count(|tally| tally.completed += 1),
             503 if text.contains("not_ready") => {
-                self.load.count(|tally| tally.not_ready += 1);
-                thread::sleep(Duration::from_millis(50));
+                self.meet_recovery();
                 return Ok(None);
             }
             _ => self.load.fail(format!("{body}: {status} {text}")),
         }
         Ok(Some(text))
+    }
+
+    /// Counts a request that a lost device's recovery rejected, and waits a little, as clients do.
+    fn meet_recovery(&self) {
+        self.load.count(|tally| tally.not_ready += 1);
+        thread::sleep(Duration::from_millis(50));
     }
 
     /// A chat of several turns.
@@ -262,6 +267,8 @@ impl Actor<'_> {
         let text = self.client.body(&head)?;
         match head.status {
             status if status == expected => self.load.count(|tally| tally.rejected += 1),
+            // Whether the server is ready is checked before what takes longer: the tokens of a prompt.
+            503 if text.contains("not_ready") => self.meet_recovery(),
             status => self.load.fail(format!("{body}: {status} {text}")),
         }
         Ok(())

@@ -298,11 +298,12 @@ impl Pool {
         let (pool, name) = (self.clone(), id.clone());
         tracing::info!(model = id, "loading the model");
         let work = move || {
-            let loaded = catch_unwind(AssertUnwindSafe(|| model.load(&control)));
-            let loaded = loaded.unwrap_or_else(|_| Err("loading it panicked: this is a bug".to_owned()));
-            let served = loaded
-                .and_then(|loaded| Served::new(loaded, &pool.0.config).map_err(|error| error.to_string()));
-            pool.loaded(&name, served);
+            let load = || {
+                let loaded = model.load(&control)?;
+                Served::new(loaded, &pool.0.config).map_err(|error| error.to_string())
+            };
+            let panicked = |_| Err("loading it panicked: this is a bug; please report it".to_owned());
+            pool.loaded(&name, catch_unwind(AssertUnwindSafe(load)).unwrap_or_else(panicked));
         };
         if let Err(error) = std::thread::Builder::new().name("load".into()).spawn(work) {
             self.loaded(&id, Err(error.to_string()));

@@ -42,8 +42,8 @@ impl TestLoader {
     }
 }
 
-fn names() -> [&'static str; 5] {
-    ["a", "b", "c", "broken", "large"]
+fn names() -> [&'static str; 6] {
+    ["a", "b", "c", "broken", "panics", "large"]
 }
 
 fn description(id: &str) -> ModelDescription {
@@ -98,6 +98,8 @@ impl OpenModel for Opened {
             return Err("cancelled".to_owned());
         }
         loader.loads.lock().unwrap().push(self.description.id.clone());
+        drop(open);
+        assert_ne!(self.description.id, "panics", "panic requested by the test");
         if self.description.id == "broken" {
             return Err("the file ends early".to_owned());
         }
@@ -185,6 +187,8 @@ fn a_model_that_cannot_be_used_is_an_error_with_the_reason() {
     assert!(message.contains("the file ends early"), "{message}");
     let (message, _) = server.post("/v1/completions", &request("large", 1)).error(503, "model_unavailable");
     assert!(message.contains("--memory-budget"), "{message}");
+    let (message, _) = server.post("/v1/completions", &request("panics", 1)).error(503, "model_unavailable");
+    assert!(message.contains("panicked"), "{message}");
     // The server works on.
     assert_eq!(server.post("/v1/completions", &request("a", 1)).status, 200);
     assert_eq!(server.post("/v1/completions", &request("a:latest", 1)).status, 200);
