@@ -60,8 +60,8 @@ pub enum ModelKind {
 }
 
 impl ModelKind {
-    /// What the model at `path` does. Reads headers only; a folder or file that is no model counts as generative, whose
-    /// reader explains what is wrong.
+    /// What the model at `path` does. Reads headers only; anything that is not an embedding model counts as
+    /// generative: the loader of those explains what is wrong with it.
     pub fn of(path: &Path) -> Result<Self> {
         let embeds = match () {
             () if path.is_dir() => is_embedding_folder(path)?,

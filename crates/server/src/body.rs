@@ -10,7 +10,7 @@ use axum::http::{HeaderMap, HeaderValue, Version};
 use axum::response::{IntoResponse, Response};
 use futures_util::StreamExt;
 
-use crate::budget::{Budget, Evicted, Lease};
+use crate::budget::{Budget, Evicted, Reservation};
 use crate::config::Config;
 use crate::connections::Connection;
 use crate::encoding::{Decoder, Encoding};
@@ -71,15 +71,15 @@ impl BodyLimits {
 
     /// Receives a body and decodes it. The memory must be held until the body is parsed: as JSON it is many times
     /// larger.
-    pub(crate) async fn receive(&self, request: Unread) -> Result<(Vec<u8>, Lease), Error> {
+    pub(crate) async fn receive(&self, request: Unread) -> Result<(Vec<u8>, Reservation), Error> {
         let decoder = Encoding::of(&request.headers)?.decoder();
-        let mut lease = self.budget.lease();
+        let mut reservation = self.budget.reservation();
         let mut chunks = request.body.into_data_stream();
         let connection = request.connection;
         if let Some(connection) = &connection {
             connection.receiving();
         }
-        let body = self.read(&mut chunks, decoder, &mut lease, connection.as_ref());
+        let body = self.read(&mut chunks, decoder, &mut reservation, connection.as_ref());
         let read = tokio::time::timeout(self.timeout, body).await;
         let read = read.unwrap_or(Err(Error::BodyTimeout(self.timeout)));
         if let Some(connection) = &connection {
@@ -90,8 +90,8 @@ impl BodyLimits {
                 Err(Error::TooManyConnections)
             }
             Ok(bytes) => {
-                lease.complete();
-                Ok((bytes, lease))
+                reservation.complete();
+                Ok((bytes, reservation))
             }
             // The body itself failed.
             Err(error @ Error::Invalid { .. }) => Err(error),
@@ -107,14 +107,14 @@ impl BodyLimits {
         &self,
         chunks: &mut BodyDataStream,
         mut decoder: Option<Decoder>,
-        lease: &mut Lease,
+        reservation: &mut Reservation,
         connection: Option<&Connection>,
     ) -> Result<Vec<u8>, Error> {
         let (mut bytes, mut received) = (Vec::new(), 0);
         loop {
             let chunk = tokio::select! {
                 chunk = chunks.next() => chunk,
-                _ = lease.evicted() => return Err(Error::BodyTooSlow),
+                _ = reservation.evicted() => return Err(Error::BodyTooSlow),
             };
             let Some(chunk) = chunk else {
                 decoder.map_or(Ok(()), |decoder| decoder.finish())?;
@@ -129,14 +129,14 @@ impl BodyLimits {
             if received > self.max_bytes {
                 return Err(Error::BodyTooLarge(self.max_bytes));
             }
-            lease.set_received(received);
+            reservation.set_received(received);
             match &mut decoder {
-                None => self.append(&mut bytes, &chunk, lease, connection).await?,
+                None => self.append(&mut bytes, &chunk, reservation, connection).await?,
                 Some(decoder) => {
                     let (mut input, mut buffer) = (&chunk[..], vec![0; DECODE_BUFFER]);
                     loop {
                         let count = decoder.decode(&mut input, &mut buffer)?;
-                        self.append(&mut bytes, &buffer[..count], lease, connection).await?;
+                        self.append(&mut bytes, &buffer[..count], reservation, connection).await?;
                         if input.is_empty() && count < buffer.len() {
                             break;
                         }
@@ -154,7 +154,7 @@ impl BodyLimits {
         &self,
         bytes: &mut Vec<u8>,
         part: &[u8],
-        lease: &mut Lease,
+        reservation: &mut Reservation,
         connection: Option<&Connection>,
     ) -> Result<(), Error> {
         let length = bytes.len() + part.len();
@@ -164,7 +164,7 @@ impl BodyLimits {
         if let Some(connection) = connection {
             connection.set_waiting(true);
         }
-        let grown = lease.grow_to(length).await;
+        let grown = reservation.grow_to(length).await;
         if let Some(connection) = connection {
             connection.set_waiting(false);
         }

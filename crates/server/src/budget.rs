@@ -58,7 +58,7 @@ impl Budget {
     }
 
     /// Registers a body; it holds no memory yet.
-    pub(crate) fn lease(self: &Arc<Self>) -> Lease {
+    pub(crate) fn reservation(self: &Arc<Self>) -> Reservation {
         let eviction = Arc::new(Notify::new());
         let mut state = self.lock();
         let id = state.next_id;
@@ -66,7 +66,7 @@ impl Budget {
         let entry =
             Receiving { advanced: Instant::now(), waiting: false, held: 0, eviction: Some(eviction.clone()) };
         state.receiving.insert(id, entry);
-        Lease { budget: self.clone(), id, held: 0, received: 0, advanced_at: 0, eviction }
+        Reservation { budget: self.clone(), id, held: 0, received: 0, advanced_at: 0, eviction }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -100,7 +100,7 @@ impl State {
 }
 
 /// Memory of one body. Returned when dropped.
-pub(crate) struct Lease {
+pub(crate) struct Reservation {
     budget: Arc<Budget>,
     id: u64,
     held: usize,
@@ -111,7 +111,7 @@ pub(crate) struct Lease {
     eviction: Arc<Notify>,
 }
 
-impl Lease {
+impl Reservation {
     /// Sets the number of bytes that have arrived. They tell slow bodies, not the memory that a body takes: a few bytes
     /// may decode to many.
     pub(crate) fn set_received(&mut self, bytes: usize) {
@@ -165,7 +165,7 @@ impl Lease {
     }
 }
 
-impl Drop for Lease {
+impl Drop for Reservation {
     fn drop(&mut self) {
         let mut state = self.budget.lock();
         state.free += self.held;
@@ -189,9 +189,9 @@ mod tests {
     fn small_bodies_need_no_memory() {
         block_on(async {
             let budget = Arc::new(Budget::new(MIB));
-            let mut large = budget.lease();
+            let mut large = budget.reservation();
             large.grow_to(MIB + FREE_BYTES).await.unwrap();
-            let mut small = budget.lease();
+            let mut small = budget.reservation();
             small.grow_to(FREE_BYTES).await.unwrap();
             large.complete();
         });
@@ -201,12 +201,12 @@ mod tests {
     fn the_slowest_body_gives_way() {
         block_on(async {
             let budget = Arc::new(Budget::new(2 * MIB));
-            let mut slow = budget.lease();
+            let mut slow = budget.reservation();
             slow.grow_to(MIB + FREE_BYTES).await.unwrap();
-            let mut complete = budget.lease();
+            let mut complete = budget.reservation();
             complete.grow_to(MIB + FREE_BYTES).await.unwrap();
             complete.complete();
-            let mut third = budget.lease();
+            let mut third = budget.reservation();
             let grow = third.grow_to(FREE_BYTES + 1);
             let evicted = async {
                 assert_eq!(slow.evicted().await, Evicted::Slow);
@@ -221,11 +221,11 @@ mod tests {
     fn bodies_that_wait_for_each_other_do_not_deadlock() {
         block_on(async {
             let budget = Arc::new(Budget::new(2 * MIB));
-            let (mut first, mut second) = (budget.lease(), budget.lease());
+            let (mut first, mut second) = (budget.reservation(), budget.reservation());
             first.grow_to(MIB + FREE_BYTES).await.unwrap();
             second.grow_to(MIB + FREE_BYTES).await.unwrap();
             // Each returns its memory when it fails, as a request does.
-            let grow = async |mut lease: Lease| lease.grow_to(2 * MIB + FREE_BYTES).await;
+            let grow = async |mut reservation: Reservation| reservation.grow_to(2 * MIB + FREE_BYTES).await;
             let results = tokio::join!(grow(first), grow(second));
             assert!(
                 matches!(results, (Ok(()), Err(Evicted::NoMemory)) | (Err(Evicted::NoMemory), Ok(()))),

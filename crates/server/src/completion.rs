@@ -12,7 +12,7 @@ use text::{DecodeSpecial, Detokenizer};
 
 use crate::access_log::LogEntry;
 use crate::body;
-use crate::budget::Lease;
+use crate::budget::Reservation;
 use crate::choice::{ChoiceStream, Echo};
 use crate::encoding::Encoding;
 use crate::error::Error;
@@ -102,7 +102,7 @@ pub(crate) struct ModelField {
 /// A body as JSON, and the memory that it takes.
 pub(crate) struct ReceivedBody {
     pub(crate) json: Value,
-    pub(crate) reservation: Lease,
+    pub(crate) reservation: Reservation,
 }
 
 /// Receives a body, which must be a JSON object.
@@ -172,7 +172,7 @@ enum Parsed<R, T> {
     /// Its prompt is encoded.
     Complete(R, T),
     /// Its images are still to be decoded. They are part of the body's memory.
-    WithImages(Box<GenerationRequest>, Vec<ImageSource>, Lease, T),
+    WithImages(Box<GenerationRequest>, Vec<ImageSource>, Reservation, T),
 }
 
 /// Encodes the prompts of a request.

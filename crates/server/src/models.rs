@@ -75,7 +75,7 @@ pub struct PoolOptions {
     /// Bytes for all loaded models together.
     pub memory_budget: u64,
     /// Time after its last request when a model is unloaded. `None`: only when another one needs its memory.
-    pub keep_alive: Option<Duration>,
+    pub unload_after: Option<Duration>,
     /// Maximum time that a request waits for its model.
     pub load_timeout: Duration,
 }
@@ -86,7 +86,7 @@ impl Default for PoolOptions {
             preload: vec![],
             is_single: false,
             memory_budget: u64::MAX,
-            keep_alive: None,
+            unload_after: None,
             load_timeout: Duration::from_secs(300),
         }
     }

@@ -40,7 +40,7 @@ pub enum Pooling {
     /// Their mean, special tokens included.
     Mean,
     /// The first row, that of `[CLS]`.
-    First,
+    Cls,
     /// The last row.
     Last,
 }

@@ -50,7 +50,7 @@ pub(super) fn open(path: &Path) -> Result<EmbeddingCheckpoint> {
     let keys = Keys { path, prefix: &prefix, get: &get };
     let pooling = match pooling_type(&metadata) {
         None | Some(MetaValue::Unsigned(MEAN)) => Pooling::Mean,
-        Some(MetaValue::Unsigned(FIRST)) => Pooling::First,
+        Some(MetaValue::Unsigned(FIRST)) => Pooling::Cls,
         Some(MetaValue::Unsigned(LAST)) => Pooling::Last,
         Some(_) => {
             let fix = "use a model that pools by the mean, the first or the last token";

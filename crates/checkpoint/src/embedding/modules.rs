@@ -138,7 +138,7 @@ fn read_pooling(module: &Path) -> Result<Pooling> {
     let set = |key: &str| json.get(key) == Some(&Value::Bool(true));
     let known = [
         ("mean", "pooling_mode_mean_tokens", Pooling::Mean),
-        ("cls", "pooling_mode_cls_token", Pooling::First),
+        ("cls", "pooling_mode_cls_token", Pooling::Cls),
         ("lasttoken", "pooling_mode_lasttoken", Pooling::Last),
     ];
     let named = json.get("pooling_mode").and_then(Value::as_str);

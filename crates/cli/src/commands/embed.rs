@@ -31,7 +31,7 @@ pub struct Arguments {
     /// File with one text per line
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
-    /// Number of values per vector: the first ones, scaled to length 1 (default: all)
+    /// Number of values per vector: the first ones, normalised to unit length (default: all)
     #[arg(long, value_name = "N")]
     dimensions: Option<u32>,
     /// Prompt of the model that texts start with, such as query or document (default: the model's)

@@ -67,7 +67,7 @@ fn embedding(arguments: &Arguments, path: &Path) -> anyhow::Result<ExitCode> {
     let gpu_bytes = EmbeddingBlueprint::new(&checkpoint)?.bytes();
     let pooling = match pooling {
         Pooling::Mean => "mean",
-        Pooling::First => "first token",
+        Pooling::Cls => "first token",
         Pooling::Last => "last token",
     };
     let prompts: Vec<&String> = checkpoint.prompts.by_name.keys().collect();

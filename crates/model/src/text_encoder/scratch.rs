@@ -244,7 +244,7 @@ impl Scratch {
             .collect();
         let ranges = ends.iter().zip(&lengths).map(|(end, length)| match config.pooling {
             Pooling::Mean => [end - length, *end],
-            Pooling::First => [end - length, end - length + 1],
+            Pooling::Cls => [end - length, end - length + 1],
             Pooling::Last => [end - 1, *end],
         });
         self.pooled_rows.write(0, bytemuck::cast_slice(&ranges.collect::<Vec<[u32; 2]>>()))?;

@@ -158,7 +158,7 @@ fn files_say_how_texts_are_encoded() {
     let [bert, gemma, qwen] = ["bert_cls", "embeddinggemma", "qwen3_embedding"].map(open);
     assert_eq!(
         [&bert, &gemma, &qwen].map(|model| model.config.pooling),
-        [Pooling::First, Pooling::Mean, Pooling::Last]
+        [Pooling::Cls, Pooling::Mean, Pooling::Last]
     );
     assert_eq!([&bert, &gemma, &qwen].map(|model| model.config.max_tokens), [100, 128, 128]);
     assert_eq!((gemma.config.dimensions(), &gemma.config.dense[..]), (48, &[96, 48][..]));

@@ -100,7 +100,7 @@ impl Pool {
             }
             Source::OnDemand(loader, options) => (Some(loader), options, None),
         };
-        let mut state = State::new(options.memory_budget, options.keep_alive);
+        let mut state = State::new(options.memory_budget, options.unload_after);
         loaded.into_iter().for_each(|model| state.add_loaded(model));
         Ok(Pool(Arc::new(Inner {
             is_single: options.is_single || loader.is_none(),
@@ -265,18 +265,18 @@ impl Pool {
 
     /// Sets when a loaded model is unloaded after its last use; `None`: only if its memory is needed. Takes effect when
     /// the requests that use it end.
-    pub(crate) fn set_keep_alive(&self, name: &str, keep_alive: Option<Duration>) {
+    pub(crate) fn set_unload_after(&self, name: &str, unload_after: Option<Duration>) {
         // A model that cannot be loaded again stays loaded.
         if self.0.loader.is_some()
             && let Some(slot) = self.state().slot(name)
         {
-            slot.keep_alive = keep_alive;
+            slot.unload_after = unload_after;
         }
     }
 
     /// Unloads a model as soon as no request uses it.
     pub(crate) fn unload(&self, name: &str) {
-        self.set_keep_alive(name, Some(Duration::ZERO));
+        self.set_unload_after(name, Some(Duration::ZERO));
         // Releasing the lease applies it.
         drop(self.try_acquire(name));
     }

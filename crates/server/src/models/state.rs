@@ -43,7 +43,7 @@ pub(super) struct Slot {
     /// Number of the last use, among all models.
     pub(super) last_use: u64,
     /// When it is unloaded after its last use; `None`: only if its memory is needed.
-    pub(super) keep_alive: Option<Duration>,
+    pub(super) unload_after: Option<Duration>,
     /// End of the last use.
     pub(super) idle_since: Option<Instant>,
     /// Whether a timer runs that will unload it, or start again.
@@ -70,7 +70,7 @@ pub(super) struct Pending {
 
 pub(super) struct State {
     pub(super) memory_budget: u64,
-    pub(super) keep_alive: Option<Duration>,
+    pub(super) unload_after: Option<Duration>,
     pub(super) slots: Vec<Slot>,
     pub(super) queue: VecDeque<Pending>,
     uses: u64,
@@ -81,10 +81,10 @@ pub(super) struct State {
 }
 
 impl State {
-    pub(super) fn new(memory_budget: u64, keep_alive: Option<Duration>) -> State {
+    pub(super) fn new(memory_budget: u64, unload_after: Option<Duration>) -> State {
         State {
             memory_budget,
-            keep_alive,
+            unload_after,
             slots: vec![],
             queue: VecDeque::new(),
             uses: 0,
@@ -103,7 +103,7 @@ impl State {
             phase,
             leases: 0,
             last_use: 0,
-            keep_alive: None,
+            unload_after: None,
             idle_since: None,
             has_timer: false,
         });
@@ -166,7 +166,7 @@ impl State {
         slot.leases -= 1;
         if slot.leases == 0 {
             slot.idle_since = Some(Instant::now());
-            match (&slot.phase, slot.keep_alive) {
+            match (&slot.phase, slot.unload_after) {
                 (SlotPhase::Draining(_), _) | (_, Some(Duration::ZERO)) => effects.extend(slot.unload()),
                 (_, Some(after)) => effects.extend(slot.start_timer(after)),
                 (_, None) => {}
@@ -182,7 +182,7 @@ impl State {
         if let Some(slot) = self.slot_by_id(id) {
             slot.has_timer = false;
             let idle = slot.idle_since.filter(|_| slot.leases == 0).map(|since| since.elapsed());
-            match (idle, slot.keep_alive) {
+            match (idle, slot.unload_after) {
                 (Some(idle), Some(after)) if idle >= after => effects.extend(slot.unload()),
                 (Some(idle), Some(after)) => effects.extend(slot.start_timer(after - idle)),
                 // In use: its release starts the next timer.
@@ -293,10 +293,10 @@ impl State {
         let control = Arc::<LoadControl>::default();
         let phase = SlotPhase::Loading { control: control.clone(), waiters };
         let (description, bytes) = (model.description().clone(), model.memory());
-        let (last_use, keep_alive) = (self.uses, self.keep_alive);
+        let (last_use, unload_after) = (self.uses, self.unload_after);
         let (leases, idle_since) = (0, None);
         let has_timer = false;
-        let slot = Slot { description, bytes, phase, leases, last_use, keep_alive, idle_since, has_timer };
+        let slot = Slot { description, bytes, phase, leases, last_use, unload_after, idle_since, has_timer };
         self.slots.push(slot);
         Some(Effect::Load(model, control))
     }
@@ -325,7 +325,7 @@ impl State {
                     waiters.append(waiting);
                 }
                 _ if slot.leases == 0 => effects.extend(slot.unload()),
-                _ => slot.keep_alive = Some(Duration::ZERO),
+                _ => slot.unload_after = Some(Duration::ZERO),
             }
         }
         (waiters, effects)
@@ -350,7 +350,7 @@ impl Slot {
     pub(super) fn expires_in(&self) -> Option<Duration> {
         let idle =
             self.idle_since.filter(|_| self.leases == 0).map_or(Duration::ZERO, |since| since.elapsed());
-        Some(self.keep_alive?.saturating_sub(idle))
+        Some(self.unload_after?.saturating_sub(idle))
     }
 
     /// Frees a loaded model that is not in use.

@@ -40,7 +40,7 @@ pub enum PullProgress {
 /// Why a model was not pulled or deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StoreError {
-    /// There is no model of this name.
+    /// No model has this name.
     NotFound,
     /// Something else, with the reason.
     Failed(String),

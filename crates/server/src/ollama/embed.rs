@@ -88,7 +88,7 @@ pub(crate) async fn embed(
     request: Request,
 ) -> Result<Json<EmbedResponse>, Error> {
     let (texts, (model, keep_alive), id) = embeddings::embed(&app, &log, request, parse_embed).await?;
-    set_keep_alive(&app, &id, keep_alive);
+    set_unload_after(&app, &id, keep_alive);
     Ok(Json(EmbedResponse {
         model,
         prompt_eval_count: texts.iter().map(|text| text.tokens).sum(),
@@ -104,15 +104,15 @@ pub(crate) async fn embeddings(
     request: Request,
 ) -> Result<Json<EmbeddingsResponse>, Error> {
     let (texts, keep_alive, id) = embeddings::embed(&app, &log, request, parse_embeddings).await?;
-    set_keep_alive(&app, &id, keep_alive);
+    set_unload_after(&app, &id, keep_alive);
     let embedding = texts.into_iter().next().map(|text| text.vector).ok_or(Error::Internal)?;
     Ok(Json(EmbeddingsResponse { embedding }))
 }
 
 /// Sets when the model is unloaded, if the request says.
-fn set_keep_alive(app: &AppState, id: &str, keep_alive: Option<KeepAlive>) {
+fn set_unload_after(app: &AppState, id: &str, keep_alive: Option<KeepAlive>) {
     if let Some(keep_alive) = keep_alive {
-        app.models.set_keep_alive(id, keep_alive);
+        app.models.set_unload_after(id, keep_alive);
         // Releasing the lease applies it.
         drop(app.models.try_acquire(id));
     }

@@ -46,7 +46,7 @@ async fn respond(
     let parse = move |body: Value, context: &Context| parse_request(endpoint, body, context);
     let (generation, options) = generate_body(&app, &log, body, parse).await?;
     if let Some(keep_alive) = options.keep_alive {
-        app.models.set_keep_alive(&generation.served.model.id, keep_alive);
+        app.models.set_unload_after(&generation.served.model.id, keep_alive);
     }
     let tokenizer = generation.served.model.tokenizer.clone();
     let writer = ResponseWriter::new(options.endpoint, options.model, tokenizer, log);
@@ -74,7 +74,7 @@ async fn load_model(
         keep_alive => {
             let served = app.models.acquire(&model).await?;
             if let Some(keep_alive) = keep_alive {
-                app.models.set_keep_alive(served.id(), keep_alive);
+                app.models.set_unload_after(served.id(), keep_alive);
             }
             "load"
         }

@@ -247,10 +247,10 @@ fn text(server: &Fixture, model: &str, seed: usize) -> serde_json::Value {
 }
 
 #[test]
-fn an_idle_model_is_unloaded_after_its_keep_alive_time() {
+fn an_idle_model_is_unloaded_after_its_idle_time() {
     let loader = TestLoader::new();
-    let keep_alive = Some(Duration::from_millis(1));
-    let server = server(&loader, PoolOptions { keep_alive, ..one_at_a_time() });
+    let unload_after = Some(Duration::from_millis(1));
+    let server = server(&loader, PoolOptions { unload_after, ..one_at_a_time() });
     text(&server, "a", 0);
     server.wait_for("the model is unloaded", || loader.used.load(Ordering::SeqCst) == 0);
     text(&server, "a", 0);

@@ -85,7 +85,7 @@ pub fn run(arguments: &Arguments, matches: &ArgMatches) -> anyhow::Result<ExitCo
         preload: loader.offer.preload(),
         is_single: loader.offer.is_single(),
         memory_budget: loader.memory_budget,
-        keep_alive: settings.unload_after.map(|time| time.0),
+        unload_after: settings.unload_after.map(|time| time.0),
         load_timeout: settings.load_timeout.0,
     };
     let models = Models::on_demand(Arc::new(loader.clone()), options);
