@@ -52,6 +52,11 @@ impl Arena {
         self
     }
 
+    /// An empty arena of the same device and lifetime in other memory.
+    pub fn in_memory(&self, memory: Memory) -> Self {
+        Self { device: self.device.clone(), memory, current: None, allocated: 0, ..*self }
+    }
+
     /// Allocates a buffer of `bytes` bytes with undefined content. `what` names it in errors.
     pub fn buffer(&mut self, what: &str, bytes: u64) -> Result<Buffer> {
         let limit = self.device.caps.max_allocation;

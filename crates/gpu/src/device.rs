@@ -17,7 +17,7 @@ use crate::{
     faults::{Fault, Faults},
     heap::Heap,
     logical_device::{LogicalDevice, create_timeline, limit_caps},
-    pipeline::{self, Pipeline, PipelineTable, Subgroup},
+    pipeline::{self, KeepPipelines, Pipeline, PipelineTable, Subgroup},
     program::{self, Program},
     shader::{Shader, SpecConstants},
 };
@@ -104,6 +104,11 @@ impl Device {
             raw,
         };
         Ok(Self { inner: Arc::new(inner), pipelines: Arc::default(), compiles_only: false })
+    }
+
+    /// Keeps all pipelines that are created from now on, until the result is dropped.
+    pub fn keep_pipelines(&self) -> KeepPipelines {
+        KeepPipelines::new(&self.pipelines)
     }
 
     /// The same device for compiling only: programs that are recorded from it are compiled, and running or submitting them

@@ -90,7 +90,7 @@ pub use faults::Fault;
 pub use heap::{Heap, Memory, MemoryType, memory_type};
 pub use instance::{Instance, InstanceOptions};
 pub use malloc::{limit_malloc_arenas, trim_malloc};
-pub use pipeline::{Pipeline, Subgroup};
+pub use pipeline::{KeepPipelines, Pipeline, Subgroup};
 pub use program::{MAX_PROGRAMS_PER_SUBMIT, Program};
 pub use recorder::Recorder;
 pub use shader::{

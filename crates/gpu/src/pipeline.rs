@@ -7,7 +7,7 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, OnceLock, PoisonError, Weak,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
 };
@@ -50,10 +50,43 @@ pub(crate) struct PipelineInner {
 }
 
 /// Pipelines by shader, constants and subgroup size. Weak references: the programs that use the pipelines own
-/// them.
+/// them, unless they are kept.
 #[derive(Default)]
 pub(crate) struct PipelineTable {
     entries: Mutex<HashMap<Key, Weak<PipelineInner>>>,
+    kept: Mutex<Kept>,
+}
+
+/// The pipelines that were created while a [`KeepPipelines`] existed.
+#[derive(Default)]
+struct Kept {
+    guards: usize,
+    pipelines: Vec<Pipeline>,
+}
+
+/// While it exists, every pipeline that the device creates stays compiled, whether or not a program uses it: for programs
+/// that are recorded, dropped and recorded again. Taking a pipeline from the driver's cache is not free.
+#[must_use]
+pub struct KeepPipelines {
+    table: Arc<PipelineTable>,
+}
+
+impl KeepPipelines {
+    pub(crate) fn new(table: &Arc<PipelineTable>) -> Self {
+        table.kept().guards += 1;
+        Self { table: table.clone() }
+    }
+}
+
+impl Drop for KeepPipelines {
+    fn drop(&mut self) {
+        let mut kept = self.table.kept();
+        kept.guards -= 1;
+        let dropped = if kept.guards == 0 { std::mem::take(&mut kept.pipelines) } else { vec![] };
+        // Destroying pipelines takes a while: not while others wait for the lock.
+        drop(kept);
+        drop(dropped);
+    }
 }
 
 #[derive(PartialEq, Eq, Hash)]
@@ -78,7 +111,16 @@ impl PipelineTable {
         }
         let inner = Arc::new(PipelineInner::new(device, shader, key.constants.clone(), subgroup)?);
         entries.insert(key, Arc::downgrade(&inner));
-        Ok(Pipeline { inner })
+        let pipeline = Pipeline { inner };
+        let mut kept = self.kept();
+        if kept.guards > 0 {
+            kept.pipelines.push(pipeline.clone());
+        }
+        Ok(pipeline)
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

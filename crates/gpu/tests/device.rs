@@ -301,6 +301,27 @@ fn equal_pipelines_are_compiled_once_and_cached_on_disk() {
 }
 
 #[test]
+fn kept_pipelines_are_compiled_once_even_if_nothing_uses_them() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let mut arena = kernels::selftest::arena(&device);
+    let counter = arena.buffer_from("counter", &[0_u32]).unwrap();
+    let compile = || {
+        let mut recorder = device.recorder().unwrap();
+        Touch::new(&device, true).unwrap().record(&mut recorder, "touch", &counter.view()).unwrap();
+        recorder.seal().unwrap();
+        device.counters().pipelines
+    };
+    assert_eq!([compile(), compile()], [1, 2]);
+    let kept = [device.keep_pipelines(), device.keep_pipelines()];
+    assert_eq!([compile(), compile()], [3, 3]);
+    let [first, second] = kept;
+    drop(first);
+    assert_eq!(compile(), 3, "the second guard still keeps it");
+    drop(second);
+    assert_eq!(compile(), 4);
+}
+
+#[test]
 fn a_workgroup_beyond_the_device_limit_is_an_error_that_names_the_shader() {
     let Some(device) = testkit::cpu_device() else { return };
     let threads = device.caps().max_threads + 1;

@@ -101,11 +101,18 @@ pub fn arena(device: &Device) -> Arena {
     Arena::new(device, Lifetime::Scratch, Memory::Shared).with_block_size(1 << 20)
 }
 
-/// Memory that the CPU reads fast, for what a case reads much of. Not for atomics, which a GPU may lack there.
-pub(crate) fn readback_arena(device: &Device) -> Arena {
-    Arena::new(device, Lifetime::Scratch, Memory::Readback).with_block_size(1 << 20)
+/// The content of a buffer of which a case reads much: from a copy in memory that the CPU reads fast. The kernel's own
+/// buffer stays where the GPU reads fast.
+pub(crate) fn read_back<T: bytemuck::Pod>(device: &Device, buffer: &Buffer) -> Result<Vec<T>> {
+    let copy = arena(device).in_memory(Memory::Readback).buffer("copy", buffer.view().len())?;
+    let mut recorder = device.recorder()?;
+    recorder.copy("read back", buffer.view(), copy.view())?;
+    recorder.seal()?.run(TIMEOUT)?;
+    copy.read_vec()
 }
 
+/// Outputs below this size take less time to read from memory that the CPU does not cache than to allocate elsewhere.
+const MIN_READBACK_WORDS: usize = 4096;
 /// Words after an output that must stay unchanged.
 const GUARD: usize = 64;
 /// A recognisable bit pattern; a NaN as f32.
@@ -119,8 +126,16 @@ pub struct Output {
 }
 
 impl Output {
-    /// Room for `words` words.
+    /// Room for `words` words. Large outputs are in memory that the CPU reads fast.
     pub fn new(arena: &mut Arena, words: usize) -> Result<Self> {
+        match words >= MIN_READBACK_WORDS {
+            true => Self::with_atomics(&mut arena.in_memory(Memory::Readback), words),
+            false => Self::with_atomics(arena, words),
+        }
+    }
+
+    /// The same in the arena's own memory, of whatever size: GPUs may lack atomics elsewhere.
+    pub fn with_atomics(arena: &mut Arena, words: usize) -> Result<Self> {
         Ok(Self { buffer: arena.buffer_from("output", &vec![POISON; words + GUARD])?, words })
     }
 

@@ -1,12 +1,15 @@
 //! Self-test: runs every kernel's cases, to check that this device and driver compute what the CPU reference computes.
 //!
 //! Most of a case's time is spent on the CPU, and most of that on compiling its pipelines. All cases of a kernel are
-//! therefore compiled first, on several threads, without running anything; then they run one after the other. (Running
-//! several at a time has hung an H200 or lost the device.)
+//! therefore compiled first, on several threads, without running anything; then they run one after the other, while those
+//! of the next kernels are compiled. (Running several at a time has hung an H200 or lost the device.)
 
 use std::{
     num::NonZeroUsize,
-    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
+    sync::{
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+        mpsc,
+    },
     thread,
     time::Instant,
 };
@@ -47,8 +50,7 @@ pub fn cases(caps: &Caps) -> impl Iterator<Item = (&'static str, Case)> {
     })
 }
 
-/// Runs the cases and passes their results to `on_report`. The pipelines of a kernel's cases are compiled before, `jobs`
-/// cases at a time.
+/// Runs the cases and passes their results to `on_report`. Their pipelines are compiled before, `jobs` cases at a time.
 ///
 /// Once `cancel` is set, no further case starts.
 pub fn run(
@@ -58,33 +60,48 @@ pub fn run(
     cancel: &AtomicBool,
     mut on_report: impl FnMut(Report),
 ) {
-    for of_kernel in cases.chunk_by(|(kernel, _), (next, _)| kernel == next) {
-        let start = Instant::now();
-        compile(device, of_kernel, jobs, cancel);
-        let compiled = start.elapsed();
-        for (kernel, case) in of_kernel {
-            if cancel.load(Ordering::Relaxed) {
-                return;
+    let kernels = || cases.chunk_by(|(kernel, _), (next, _)| kernel == next);
+    // Compiled once, for the run that only compiles and for the one that compares.
+    let _kept = device.keep_pipelines();
+    thread::scope(|scope| {
+        let (compiled, kernel_compiled) = mpsc::channel();
+        scope.spawn(move || {
+            for of_kernel in kernels() {
+                compile(device, of_kernel, jobs, cancel);
+                // Nobody waits for it once the run was cancelled.
+                let _ = compiled.send(());
             }
-            let outcome = case.run(device);
-            on_report(Report { kernel, case: case.name.clone(), tier: case.tier, outcome });
+        });
+        for of_kernel in kernels() {
+            let start = Instant::now();
+            // Without an answer the compiling thread has panicked: cases compile their pipelines themselves.
+            let _ = kernel_compiled.recv();
+            let waited = start.elapsed();
+            for (kernel, case) in of_kernel {
+                if cancel.load(Ordering::Relaxed) {
+                    return;
+                }
+                let outcome = case.run(device);
+                on_report(Report { kernel, case: case.name.clone(), tier: case.tier, outcome });
+            }
+            tracing::debug!(
+                kernel = of_kernel.first().map_or("", |(kernel, _)| kernel),
+                cases = of_kernel.len(),
+                waited_ms = waited.as_millis() as u64,
+                run_ms = (start.elapsed() - waited).as_millis() as u64,
+                "self-test of a kernel"
+            );
         }
-        tracing::debug!(
-            kernel = of_kernel.first().map_or("", |(kernel, _)| kernel),
-            cases = of_kernel.len(),
-            compile_ms = compiled.as_millis() as u64,
-            run_ms = (start.elapsed() - compiled).as_millis() as u64,
-            "self-test of a kernel"
-        );
-    }
+    });
 }
 
 /// Compiles the pipelines of cases, `jobs` cases at a time; with one at a time, running them compiles as fast.
 fn compile(device: &Device, cases: &[(&'static str, Case)], jobs: NonZeroUsize, cancel: &AtomicBool) {
-    let jobs = jobs.get().min(cases.len());
-    if jobs == 1 {
+    if jobs.get() == 1 {
         return;
     }
+    // Cases of the kernel before run meanwhile.
+    let jobs = jobs.get().saturating_sub(2).clamp(2, cases.len().max(2));
     let (device, next) = (device.compiling_only(), AtomicUsize::new(0));
     let work = || {
         while !cancel.load(Ordering::Relaxed) {

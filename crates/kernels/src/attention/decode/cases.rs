@@ -15,7 +15,7 @@ use crate::{
             reference::Row,
         },
     },
-    case::{Case, Comparison, Output, Random, TIMEOUT, arena, readback_arena},
+    case::{Case, Comparison, Output, Random, TIMEOUT, arena, read_back},
     matmul::common::reference::Value,
     vectors::{
         VectorData,
@@ -185,16 +185,16 @@ pub(super) fn run_as(
     let buffers = Buffers::new(device, &Step { shape: computed, ..step.clone() }, plan, data)?;
     buffers.run()?;
     let o = buffers.read(&mut comparison)?;
-    compare_cache(step, data, &buffers, &mut comparison)?;
-    compare_output(step, data, buffers, &mut comparison)?;
+    let cache = [read_back(device, &buffers.kv.k)?, read_back(device, &buffers.kv.v)?];
+    compare_cache(step, data, &cache, &mut comparison);
+    compare_output(step, data, &cache, buffers, &mut comparison)?;
     Ok((o, comparison))
 }
 
 /// Written keys and values: those of the active rows, as in the reference, and nothing else.
-fn compare_cache(step: &Step, data: &Data, buffers: &Buffers, comparison: &mut Comparison) -> Result<()> {
+fn compare_cache(step: &Step, data: &Data, after: &[Vec<u32>; 2], comparison: &mut Comparison) {
     let shape = &step.shape;
     let before = [stored::words(&data.k, &data.kv_shape), stored::words(&data.v, &data.kv_shape)];
-    let after: [Vec<u32>; 2] = [buffers.kv.k.read_vec()?, buffers.kv.v.read_vec()?];
     let mut written = vec![false; before[0].len()];
     for (row, position) in (0..).zip(step.positions.iter().copied()) {
         let (_, k, v) = reference::heads(shape, &data.row(step, row));
@@ -213,17 +213,21 @@ fn compare_cache(step: &Step, data: &Data, buffers: &Buffers, comparison: &mut C
             }
         }
     }
-    for (before, after) in before.iter().zip(&after) {
+    for (before, after) in before.iter().zip(after) {
         let untouched = (0..written.len()).all(|word| written[word] || before[word] == after[word]);
         comparison.equal(|| "everything but the rows' own entries".into(), &untouched, &true);
     }
-    Ok(())
 }
 
-fn compare_output(step: &Step, data: &Data, buffers: Buffers, comparison: &mut Comparison) -> Result<()> {
+fn compare_output(
+    step: &Step,
+    data: &Data,
+    [keys, values]: &[Vec<u32>; 2],
+    buffers: Buffers,
+    comparison: &mut Comparison,
+) -> Result<()> {
     let shape = &step.shape;
     // As the kernel stored them: a difference in the last bit of f32 may become one in the last bit of f16.
-    let (keys, values): (Vec<u32>, Vec<u32>) = (buffers.kv.k.read_vec()?, buffers.kv.v.read_vec()?);
     let mut want = Vec::new();
     for (row, position) in (0..).zip(step.positions.iter().copied()) {
         let (q, _, _) = reference::heads(shape, &data.row(step, row));
@@ -232,7 +236,7 @@ fn compare_output(step: &Step, data: &Data, buffers: Buffers, comparison: &mut C
             let elements = first..first + u64::from(shape.head_dim);
             let line =
                 |words: &[u32]| elements.clone().map(|i| stored::value(words, &data.kv_shape, i)).collect();
-            (line(&keys), line(&values))
+            (line(keys), line(values))
         });
         for (head, magnitude) in heads {
             want.extend(head.into_iter().map(|value| Value { value, allowed: 2e-6 + 2e-6 * magnitude }));
@@ -370,11 +374,11 @@ pub(super) struct Buffers {
 impl Buffers {
     pub fn new(device: &Device, step: &Step, plan: Plan, data: &Data) -> Result<Self> {
         let shape = &step.shape;
-        let (mut arena, mut cache) = (arena(device), readback_arena(device));
+        let mut arena = arena(device);
         let kv = KvLayer {
             shape: data.kv_shape,
-            k: cache.buffer_from("keys", &stored::words(&data.k, &data.kv_shape))?,
-            v: cache.buffer_from("values", &stored::words(&data.v, &data.kv_shape))?,
+            k: arena.buffer_from("keys", &stored::words(&data.k, &data.kv_shape))?,
+            v: arena.buffer_from("values", &stored::words(&data.v, &data.kv_shape))?,
         };
         let columns = step.positions.len() + step.inactive;
         let positions: Vec<u32> = step.positions.iter().copied().chain(vec![3; step.inactive]).collect();
@@ -387,7 +391,7 @@ impl Buffers {
         let counter_words = (kernel.counter_bytes(columns as u32) / 4) as usize;
         let mut scratch = match kernel.scratch_bytes(columns as u32) {
             0 => None,
-            bytes => Some(Output::new(&mut arena, (bytes / 4) as usize)?),
+            bytes => Some(Output::with_atomics(&mut arena, (bytes / 4) as usize)?),
         };
         if let Some(scratch) = &mut scratch {
             scratch.buffer.write(0, &vec![0; counter_words * 4])?;
