@@ -85,6 +85,9 @@ pub struct Arguments {
     /// Measure with batch-invariant (bitwise reproducible) logits
     #[arg(long, conflicts_with_all = ["gemv", "bandwidth", "load"])]
     reproducible: bool,
+    /// Decode the same tokens in all sequences of a batch, whose rows then select the same experts in a mixture of experts
+    #[arg(long, conflicts_with_all = ["gemv", "bandwidth", "load", "beside", "images"])]
+    same_tokens: bool,
     /// Number of runs; the median is reported
     #[arg(short, long, default_value_t = 5, conflicts_with_all = ["gemv", "bandwidth", "load"],
           value_parser = clap::value_parser!(u16).range(1..=1000))]
@@ -131,6 +134,7 @@ fn run_model(device: &Device, arguments: &Arguments) -> anyhow::Result<ExitCode>
         batches: arguments.batch.iter().map(|batch| u32::from(*batch)).collect(),
         depths: if tokens.is_empty() { vec![] } else { arguments.depth.clone() },
         tokens,
+        same_tokens: arguments.same_tokens,
         repeats: usize::from(arguments.repeats),
         kv: arguments.kv.unwrap_or(Kv::F16).into(),
         chunk: arguments.chunk.map(u32::from),

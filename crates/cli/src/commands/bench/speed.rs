@@ -30,6 +30,8 @@ pub struct Plan {
     pub batches: Vec<u32>,
     /// Context depths: tokens in the KV cache before decoding starts.
     pub depths: Vec<u32>,
+    /// All sequences of a batch decode the same tokens.
+    pub same_tokens: bool,
     /// Number of runs; the median is reported.
     pub repeats: usize,
     /// Storage format of the KV cache.
@@ -121,7 +123,7 @@ pub fn run(
             for tokens in &plan.tokens {
                 progress.show(&format!("decoding {tokens} tokens, batch {batch}, depth {depth}"));
                 let run = Run { tokens: *tokens, depth: *depth, ..Run::empty("decode", *batch) };
-                runs.push(decode(&mut runner, run, plan.repeats, bandwidth, &power)?);
+                runs.push(decode(&mut runner, run, plan, bandwidth, &power)?);
             }
             setup += runner.setup_time();
             if plan.profile {
@@ -253,11 +255,12 @@ const AHEAD: u32 = 64;
 fn decode(
     runner: &mut Runner,
     run: Run,
-    repeats: usize,
+    plan: &Plan,
     bandwidth: f64,
     power: &PowerProbe,
 ) -> anyhow::Result<Run> {
     let Run { batch, depth, .. } = run;
+    let (repeats, same_tokens) = (plan.repeats, plan.same_tokens);
     let model = runner.model().clone();
     let mut times = Vec::new();
     let (wanted, mut decode_batch) = ((run.tokens * batch) as usize, batch as usize);
@@ -268,7 +271,7 @@ fn decode(
             // Warm-up: a few tokens are enough to time steps of the full batch and of the smaller one, since
             // the first submissions are short. Repeated for every run, or one slow step would decide for all
             // of them.
-            let mut decoders = Decoders::start(runner, batch, depth)?;
+            let mut decoders = Decoders::start(runner, batch, depth, same_tokens)?;
             for decode_batch in smaller_batch.into_iter().chain([batch as usize]) {
                 decoders.decode(runner, run.tokens.min(WARM_UP) as usize * decode_batch, |_| decode_batch)?;
             }
@@ -277,7 +280,7 @@ fn decode(
             continue;
         }
         let before = runner.counters().read_back;
-        let mut decoders = Decoders::start(runner, batch, depth)?;
+        let mut decoders = Decoders::start(runner, batch, depth, same_tokens)?;
         let time = timed(power, || {
             decoders.decode(runner, wanted, |runner| {
                 decode_batch = runner.decode_batch_size(batch as usize);
@@ -316,8 +319,9 @@ struct Decoders {
 }
 
 impl Decoders {
-    fn start(runner: &mut Runner, batch: u32, depth: u32) -> anyhow::Result<Self> {
-        let last = tokens(batch, runner.model().config.vocab);
+    fn start(runner: &mut Runner, batch: u32, depth: u32, same_tokens: bool) -> anyhow::Result<Self> {
+        let vocab = runner.model().config.vocab;
+        let last = if same_tokens { vec![tokens(1, vocab)[0]; batch as usize] } else { tokens(batch, vocab) };
         let sequences = last.into_iter().map(|token| Ok((runner.start_at(depth)?, token)));
         let sequences = sequences.collect::<anyhow::Result<Vec<_>>>()?;
         Ok(Self { sequences, turn: 0, decoded: 0, steps: 0, kv_bytes: 0 })
