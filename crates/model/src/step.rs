@@ -249,7 +249,8 @@ impl<'a> Step<'a> {
         if scratch.own_norm {
             let (residual, _) = self.residual();
             let epsilon = model.config.rms_norm_eps;
-            self.pending_norm = Some(gemv::Norm { sublayer: None, residual, weight, epsilon });
+            let rows = scratch.rows;
+            self.pending_norm = Some(gemv::Norm { rows, sublayer: None, residual, weight, epsilon });
             return Ok(());
         }
         self.norm_into(weight, &scratch.normed)
@@ -305,8 +306,9 @@ impl<'a> Step<'a> {
     pub fn add_and_norm_outputs(&mut self, end: BlockEnd, weight: View) -> Result<()> {
         let StepBuffers { state, scratch, outputs, .. } = self.buffers;
         let Some(outputs) = outputs else { return Ok(()) };
-        if scratch.own_norm && outputs.normed.columns == 1 {
-            // The step has a single row.
+        // Of decode rows, all are output rows, in this order.
+        let all = scratch.rows == 1 || self.batch == Batch::Decode && outputs.normed.columns == scratch.rows;
+        if scratch.own_norm && all {
             return self.norm_in_next_product(end, weight);
         }
         let active = state.outputs.view();
@@ -355,7 +357,7 @@ impl<'a> Step<'a> {
     }
 
     fn norm_in_next_product(&mut self, end: BlockEnd, weight: View) -> Result<()> {
-        let model = self.buffers.model;
+        let StepBuffers { model, scratch, .. } = self.buffers;
         let (residual, stream) = self.residual();
         let sublayer = Sublayer {
             output: self.block_view(),
@@ -364,7 +366,8 @@ impl<'a> Step<'a> {
             stream,
         };
         let epsilon = model.config.rms_norm_eps;
-        self.pending_norm = Some(gemv::Norm { sublayer: Some(sublayer), residual, weight, epsilon });
+        let (rows, sublayer) = (scratch.rows, Some(sublayer));
+        self.pending_norm = Some(gemv::Norm { rows, sublayer, residual, weight, epsilon });
         self.swapped = !self.swapped;
         Ok(())
     }

@@ -88,8 +88,13 @@ impl Model {
         }
         // Timed on a copy: programs are recorded meanwhile.
         let mut tuning = self.tuning.plans.read().unwrap_or_else(PoisonError::into_inner).clone();
-        let tuned = self
-            .with_products(|products| Ok(tuning.tune(&self.device, products, budget, progress, turn)?))?;
+        let tuned = self.with_products(1, |one_row| {
+            self.with_products(2, |two_rows| {
+                let mut products: Vec<Product<'_>> = one_row;
+                products.extend(two_rows);
+                Ok(tuning.tune(&self.device, &products, budget, progress, turn)?)
+            })
+        })?;
         if !tuned.timed.is_empty() {
             *self.tuning.plans.write().unwrap_or_else(PoisonError::into_inner) = tuning;
             self.tuning.version.fetch_add(1, Ordering::Release);
@@ -97,16 +102,17 @@ impl Model {
         Ok(tuned)
     }
 
-    /// The products of a decode step of one row, in order, on buffers like a runner's.
-    fn with_products<T>(&self, work: impl FnOnce(&[Product<'_>]) -> Result<T>) -> Result<T> {
+    /// The matrix–vector products of a decode step of this many rows, in order, on buffers like a runner's.
+    fn with_products<T>(&self, rows: usize, work: impl FnOnce(Vec<Product<'_>>) -> Result<T>) -> Result<T> {
         let context = DEFAULT_PAGE_SIZE.min(self.config.max_positions);
-        let limits = Limits { prefill_chunk: 1, ..Limits::new(self.device.info(), &self.config, 1, context) };
+        let limits = Limits::new(self.device.info(), &self.config, rows as u32, context);
+        let limits = Limits { prefill_chunk: 1, ..limits };
         let cache = KvCache::new(&self.device, &self.config, limits)?;
         let mut arenas = HostArenas::new(&self.device);
-        let state = StepState::new(&mut arenas, 1, self.attention_variants().len())?;
-        let (scratch, outputs) = (Scratch::new(self, 1)?, Outputs::new(self, 1)?);
+        let state = StepState::new(&mut arenas, limits.max_sequences, self.attention_variants().len())?;
+        let (scratch, outputs) = (Scratch::new(self, rows)?, Outputs::new(self, rows)?);
         let mut kv_splits = KvSplits::default();
-        kv_splits.prepare(self, limits, Batch::Decode, 1)?;
+        kv_splits.prepare(self, limits, Batch::Decode, rows)?;
         // Everything but products is recorded here; never sealed, the recorder compiles nothing.
         let mut recorder: Recorder = self.device.recorder()?;
         let buffers = StepBuffers {
@@ -121,6 +127,6 @@ impl Model {
         let mut step = Step::listing_products(buffers, Batch::Decode, &mut recorder);
         decoder::layers(&mut step, 0..self.config.layers)?;
         decoder::head(&mut step)?;
-        work(&step.into_products())
+        work(step.into_products())
     }
 }

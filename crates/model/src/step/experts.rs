@@ -198,7 +198,8 @@ fn summed_down(
 ) -> Option<(gemv::policy::Shape, gemv::policy::Plan)> {
     let (weights, activations) = (expert_layout(matrix, experts), activations(model, rows));
     let shape = gemv::policy::Shape::plain(weights, 1, activations);
-    let plan = gemv::policy::summed_experts_plan(model.device.caps(), &shape, experts.per_token as usize)?;
+    let (caps, per_token) = (model.device.caps(), experts.per_token as usize);
+    let plan = gemv::policy::summed_experts_plan(caps, &shape, per_token, rows)?;
     (rows <= gemv::MAX_COLUMNS && !model.reproducible).then_some((shape, plan))
 }
 

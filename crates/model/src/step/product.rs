@@ -175,7 +175,7 @@ impl<'a> Step<'a> {
                     post_norm: sublayer.weight.is_some(),
                     scaled: sublayer.residual_scale.is_some(),
                 });
-                (1, Activations::Int16, added.unwrap_or(Prologue::Norm))
+                (norm.rows, Activations::Int16, added.unwrap_or(Prologue::Norm))
             }
         };
         if let (Input::Vectors(x), Activations::F16) = (&x, activations) {

@@ -86,15 +86,15 @@ pub(super) fn coopmat_shape(matrix: &Matrix, columns: usize, epilogue: Epilogue)
 }
 
 /// Whether the products of a step of this many rows compute the norms before them: one dispatch less per
-/// norm, for a single row.
+/// norm, for very few rows.
 pub(super) fn computes_own_norm(model: &Model, rows: usize) -> bool {
     let hidden = model.config.hidden as usize;
-    rows == 1
+    rows <= gemv::policy::MAX_SHARED_X_COLUMNS
         // The gate of per-layer inputs reads the residual stream, which would be written too late.
         && model.config.per_layer_width.is_none()
         // So does a router that does not add to it, and a product adds no experts up.
-        && (model.experts().is_none() || router_adds(model, rows) && sums_experts(model, rows))
+        && (model.experts().is_none() || rows == 1 && router_adds(model, rows) && sums_experts(model, rows))
         && !model.reproducible
         && model.activations(rows) == Activations::Int16
-        && gemv::policy::has_prologue(model.device.caps(), hidden)
+        && gemv::policy::has_prologue(model.device.caps(), hidden, rows)
 }

@@ -113,7 +113,7 @@ fn summed_case(scheme: Scheme) -> Case {
     Case::new(trial.name(), Tier::T1, move |device| {
         let SummedTrial { weights, experts, per_token, .. } = trial;
         let shape = Shape::plain(weights, 1, Activations::Int16);
-        let plan = policy::summed_experts_plan(device.caps(), &shape, per_token).expect("a plan");
+        let plan = policy::summed_experts_plan(device.caps(), &shape, per_token, trial.rows).expect("a plan");
         run_summed(device, trial, Gemv::for_summed_experts(device, shape, plan, experts, per_token)?)
     })
 }
@@ -192,165 +192,233 @@ const RESIDUAL_SCALE: f32 = 0.37;
 fn shared_x_cases(caps: &Caps, tier: Tier, scheme: Scheme) -> Vec<Case> {
     let mut list = Vec::new();
     for (rows, k, prologue, epilogue, splits) in SHARED_X_SHAPES {
-        if tier < Tier::T1 || !policy::has_prologue(caps, k) {
-            continue;
+        for columns in 1..=policy::MAX_SHARED_X_COLUMNS {
+            if tier < Tier::T1 || !policy::has_prologue(caps, k, columns) {
+                continue;
+            }
+            let plain = Shape::plain(Layout { scheme, rows, k }, columns, Activations::Int16);
+            let shape = Shape { prologue, epilogue, splits, ..plain };
+            let mut name = format!("{rows} × {k} {scheme}, {columns} columns, {prologue:?}");
+            if splits > 1 {
+                name += &format!(", {splits} splits");
+            }
+            list.push(Case::new(name, tier, move |device| {
+                run_with_shared_x(device, shape, policy::at_tier(device.caps(), &shape, tier), device.caps())
+            }));
         }
-        let plain = Shape::plain(Layout { scheme, rows, k }, 1, Activations::Int16);
-        let shape = Shape { prologue, epilogue, splits, ..plain };
-        let mut name = format!("{rows} × {k} {scheme}, {prologue:?}");
-        if splits > 1 {
-            name += &format!(", {splits} splits");
-        }
-        list.push(Case::new(name, tier, move |device| {
-            run_with_shared_x(device, shape, policy::at_tier(device.caps(), &shape, tier), device.caps())
-        }));
     }
     list
 }
 
-/// Runs one product of one column with a prologue or splits, f32 output.
+/// Runs one product with a prologue or splits, f32 output.
 pub(super) fn run_with_shared_x(
     device: &Device,
     shape: Shape,
     plan: policy::Plan,
     caps: &Caps,
 ) -> Result<Comparison> {
-    let Layout { rows, k, .. } = shape.weights;
+    let (Layout { rows, k, .. }, columns, splits) = (shape.weights, shape.columns, shape.splits as usize);
     let kernel = Gemv::with_plan(device, shape, plan)?;
     let mut random = Random::new((rows * 31 + k * 7) as u64);
     let mut arena = arena(device);
     let mut w = Matrix::allocate(&mut arena, "weights", shape.weights, caps)?;
     let weights = trial::fill(&mut w, &mut random)?;
-    let mut row = |scale: f32, middle: f32| -> Vec<f32> {
-        (0..k).map(|_| scale * (middle + random.signed())).collect()
-    };
-    let (residual, weight, post_weight) = (row(3.0, 0.0), row(0.7, 1.0), row(0.5, 1.0));
-    let partial_sums: Vec<Vec<f32>> = (0..3).map(|_| row(40.0, 0.0)).collect();
-    let epsilon = 1e-6;
-
     let n = shape.epilogue.outputs(rows);
-    let output = Output::new(&mut arena, n * shape.splits as usize)?;
-    let stream = Output::new(&mut arena, k)?;
-    let target = Target::contiguous(output.buffer.slice(0..(n * shape.splits as usize * 4) as u64)?, n);
+    let output = Output::new(&mut arena, n * splits * columns)?;
+    let target = Target::contiguous(output.buffer.slice(0..(n * splits * columns * 4) as u64)?, n);
     let mut recorder = device.recorder()?;
     let mut comparison = Comparison::default();
-    // The exact x, and the allowed error of its int16 form: slightly more than half a quantisation
-    // step.
-    let (x, rounding_errors) = match shape.prologue {
+    let columns_of_x = match shape.prologue {
         Prologue::None => {
-            let (vectors, x) = vectors_of(&mut arena, &residual)?;
+            let residual = values(&mut random, k * columns, 3.0, 0.0);
+            let (vectors, x) = vectors_of(&mut arena, &residual, columns)?;
             kernel.record(&mut recorder, "gemv", &w, Source::Vectors(&vectors), &target)?;
             recorder.seal()?.run(TIMEOUT)?;
-            (x, vec![0.0; k])
+            x.chunks(k).map(|x| NormedColumn { x: x.to_vec(), rounding_errors: vec![0.0; k] }).collect()
         }
         prologue => {
-            let partials =
-                if let Prologue::AddAndNorm { partials, .. } = prologue { partials as usize } else { 0 };
-            let post_norm = matches!(prologue, Prologue::AddAndNorm { post_norm: true, .. });
-            let scaled = matches!(prologue, Prologue::AddAndNorm { scaled: true, .. });
-            let added: Vec<f32> = (0..k)
-                .map(|i| partial_sums[..partials].iter().map(|partial_sum| partial_sum[i]).sum())
-                .collect();
-            let sublayer = match partials {
-                0 => None,
-                _ => Some(Sublayer {
-                    output: arena.buffer_from("sublayer", &partial_sums[..partials].concat())?.view(),
-                    weight: match post_norm {
-                        true => Some(arena.buffer_from("post weight", &post_weight)?.view()),
-                        false => None,
-                    },
-                    residual_scale: match scaled {
-                        true => Some(arena.buffer_from("residual scale", &[RESIDUAL_SCALE])?.view()),
-                        false => None,
-                    },
-                    stream: Some(stream.buffer.slice(0..k as u64 * 4)?),
-                }),
-            };
-            let norm = Norm {
-                sublayer,
-                residual: arena.buffer_from("residual", &residual)?.view(),
-                weight: arena.buffer_from("weight", &weight)?.view(),
-                epsilon,
-            };
+            let inputs = PrologueInputs::new(&mut random, prologue, k, columns);
+            let stream = Output::new(&mut arena, k * columns)?;
+            let norm = inputs.norm(&mut arena, stream.buffer.slice(0..(k * columns) as u64 * 4)?)?;
             kernel.record(&mut recorder, "gemv", &w, Source::Norm(&norm), &target)?;
             recorder.seal()?.run(TIMEOUT)?;
-            let inputs = norm_reference::Inputs {
-                x: if partials == 0 { &residual } else { &added },
-                post_weight: post_norm.then_some(&post_weight),
-                residual: (partials > 0).then_some(&residual),
-                residual_scale: scaled.then_some(RESIDUAL_SCALE),
-                weight: &weight,
-                epsilon,
-            };
-            let (x, added) = norm_reference::norm(&inputs);
-            let got = stream.read_f32(&mut comparison)?;
-            if partials > 0 {
-                for (i, (got, want)) in got.iter().zip(&added).enumerate() {
-                    comparison.close(
-                        || format!("stream {i}"),
-                        f64::from(*got),
-                        *want,
-                        1e-5 * (1.0 + want.abs()),
-                    );
-                }
-            }
-            let rounding_errors = x.chunks(HALF_GROUP).flat_map(|group| {
-                let largest = group.iter().fold(0.0_f64, |largest, x| largest.max(x.abs()));
-                vec![0.51 * largest / 32639.0 + 4e-6 * largest; group.len()]
-            });
-            let rounding_errors = rounding_errors.collect();
-            (x, rounding_errors)
-        }
-    };
-    let sums = reference::product(&weights, &x, Epilogue::None, 0.0);
-    let from_rounding = weights
-        .magnitudes
-        .chunks(k)
-        .map(|row| row.iter().zip(&rounding_errors).map(|(w, error)| w * error).sum::<f64>());
-    let sums: Vec<Value> = sums
-        .iter()
-        .zip(from_rounding)
-        .map(|(sum, more)| Value { allowed: sum.allowed + more, ..*sum })
-        .collect();
-    let want: Vec<Value> = match shape.epilogue {
-        Epilogue::None => sums,
-        epilogue => {
-            let pairs = sums.chunks(2 * tensor::STRIP).map(|pair| pair.split_at(tensor::STRIP));
-            pairs
-                .flat_map(|(gate, up)| gate.iter().zip(up))
-                .map(|(g, u)| reference::gated_value(epilogue, *g, *u))
-                .collect()
+            inputs.check_stream(&stream, &mut comparison)?;
+            (0..columns).map(|column| inputs.normed(column)).collect::<Vec<_>>()
         }
     };
     let got = output.read_f32(&mut comparison)?;
-    for (i, want) in want.iter().enumerate() {
-        let sum: f64 = (0..shape.splits as usize).map(|split| f64::from(got[split * n + i])).sum();
-        comparison.close(|| format!("row {i}"), sum, want.value, want.allowed);
+    for (column, normed) in columns_of_x.iter().enumerate() {
+        for (i, want) in normed.product(&weights, shape.epilogue).iter().enumerate() {
+            let at = |split: usize| (column * splits + split) * n + i;
+            let sum: f64 = (0..splits).map(|split| f64::from(got[at(split)])).sum();
+            comparison.close(|| format!("column {column}, row {i}"), sum, want.value, want.allowed);
+        }
     }
     Ok(comparison)
 }
 
-/// One column as int16, and the values that it represents.
-fn vectors_of(arena: &mut gpu::Arena, values: &[f32]) -> Result<(Vectors, Vec<f64>)> {
-    let k = values.len();
-    let plane = k.next_multiple_of(QUAD);
+fn values(random: &mut Random, count: usize, scale: f32, middle: f32) -> Vec<f32> {
+    (0..count).map(|_| scale * (middle + random.signed())).collect()
+}
+
+/// An exact column of x, and the allowed error of its int16 form.
+struct NormedColumn {
+    x: Vec<f64>,
+    rounding_errors: Vec<f64>,
+}
+
+impl NormedColumn {
+    fn product(&self, weights: &reference::Weights, epilogue: Epilogue) -> Vec<Value> {
+        let sums = reference::product(weights, &self.x, Epilogue::None, 0.0);
+        let from_rounding = weights
+            .magnitudes
+            .chunks(self.x.len())
+            .map(|row| row.iter().zip(&self.rounding_errors).map(|(w, error)| w * error).sum::<f64>());
+        let sums: Vec<Value> = sums
+            .iter()
+            .zip(from_rounding)
+            .map(|(sum, more)| Value { allowed: sum.allowed + more, ..*sum })
+            .collect();
+        if epilogue == Epilogue::None {
+            return sums;
+        }
+        let pairs = sums.chunks(2 * tensor::STRIP).map(|pair| pair.split_at(tensor::STRIP));
+        pairs
+            .flat_map(|(gate, up)| gate.iter().zip(up))
+            .map(|(g, u)| reference::gated_value(epilogue, *g, *u))
+            .collect()
+    }
+}
+
+/// Random inputs of a prologue: rows of the residual stream and of a sublayer's partial sums.
+struct PrologueInputs {
+    k: usize,
+    /// 0 where nothing is added.
+    partials: usize,
+    scaled: bool,
+    residual: Vec<f32>,
+    sublayer: Vec<f32>,
+    weight: Vec<f32>,
+    post_weight: Option<Vec<f32>>,
+}
+
+impl PrologueInputs {
+    const EPSILON: f32 = 1e-6;
+
+    fn new(random: &mut Random, prologue: Prologue, k: usize, columns: usize) -> Self {
+        let (partials, post_norm, scaled) = match prologue {
+            Prologue::AddAndNorm { partials, post_norm, scaled } => (partials as usize, post_norm, scaled),
+            Prologue::None | Prologue::Norm => (0, false, false),
+        };
+        let post_weight = values(random, k, 0.5, 1.0);
+        Self {
+            k,
+            partials,
+            scaled,
+            residual: values(random, k * columns, 3.0, 0.0),
+            sublayer: values(random, k * columns * partials, 40.0, 0.0),
+            weight: values(random, k, 0.7, 1.0),
+            post_weight: post_norm.then_some(post_weight),
+        }
+    }
+
+    fn norm(&self, arena: &mut gpu::Arena, stream: gpu::View) -> Result<Norm> {
+        let mut buffer = |name, values: &[f32]| Ok(arena.buffer_from(name, values)?.view());
+        let post_weight =
+            self.post_weight.as_ref().map(|weight| buffer("post weight", weight)).transpose()?;
+        let scale = self.scaled.then(|| buffer("residual scale", &[RESIDUAL_SCALE])).transpose()?;
+        let sublayer = match self.partials {
+            0 => None,
+            _ => Some(Sublayer {
+                output: buffer("sublayer", &self.sublayer)?,
+                weight: post_weight,
+                residual_scale: scale,
+                stream: Some(stream),
+            }),
+        };
+        Ok(Norm {
+            rows: self.residual.len() / self.k,
+            sublayer,
+            residual: buffer("residual", &self.residual)?,
+            weight: buffer("weight", &self.weight)?,
+            epsilon: Self::EPSILON,
+        })
+    }
+
+    /// The exact norm of a row, and the row of the stream before it.
+    fn reference(&self, column: usize) -> (Vec<f64>, Vec<f64>) {
+        let k = self.k;
+        let residual = &self.residual[column * k..][..k];
+        let partial_sums = &self.sublayer[column * self.partials * k..][..self.partials * k];
+        let added: Vec<f32> = (0..k).map(|i| partial_sums.iter().skip(i).step_by(k).sum()).collect();
+        let adds = self.partials > 0;
+        norm_reference::norm(&norm_reference::Inputs {
+            x: if adds { &added } else { residual },
+            post_weight: self.post_weight.as_deref(),
+            residual: adds.then_some(residual),
+            residual_scale: self.scaled.then_some(RESIDUAL_SCALE),
+            weight: &self.weight,
+            epsilon: Self::EPSILON,
+        })
+    }
+
+    /// The norm as int16: within slightly more than half a quantisation step.
+    fn normed(&self, column: usize) -> NormedColumn {
+        let (x, _) = self.reference(column);
+        let rounding_errors = x.chunks(HALF_GROUP).flat_map(|group| {
+            let largest = group.iter().fold(0.0_f64, |largest, x| largest.max(x.abs()));
+            vec![0.51 * largest / 32639.0 + 4e-6 * largest; group.len()]
+        });
+        NormedColumn { rounding_errors: rounding_errors.collect(), x }
+    }
+
+    /// Compares the stream that the product wrote, if it adds to it.
+    fn check_stream(&self, stream: &Output, comparison: &mut Comparison) -> Result<()> {
+        if self.partials == 0 {
+            return Ok(());
+        }
+        let got = stream.read_f32(comparison)?;
+        for (column, row) in got.chunks(self.k).enumerate().take(self.residual.len() / self.k) {
+            let (_, added) = self.reference(column);
+            for (i, (got, want)) in row.iter().zip(&added).enumerate() {
+                let allowed = 1e-5 * (1.0 + want.abs());
+                comparison.close(
+                    || format!("row {column} of the stream, {i}"),
+                    f64::from(*got),
+                    *want,
+                    allowed,
+                );
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Columns as int16, and the values that they represent.
+fn vectors_of(arena: &mut gpu::Arena, values: &[f32], columns: usize) -> Result<(Vectors, Vec<f64>)> {
+    let k = values.len() / columns;
+    let padded = k.next_multiple_of(QUAD);
+    let plane = padded * columns;
     let mut bytes = vec![0x55_i8; 2 * plane];
     let mut scales = vec![0.0_f32; plane / HALF_GROUP];
-    let mut x = Vec::with_capacity(k);
-    for (group, values) in values.chunks(HALF_GROUP).enumerate() {
-        let scale = values.iter().fold(0.0_f32, |largest, x| largest.max(x.abs())) / 32639.0;
-        scales[crate::int16_scale_at(group * HALF_GROUP)] = scale;
-        for (i, value) in values.iter().enumerate() {
-            let q = (value / scale).round() as i32;
-            let low = q as i8;
-            bytes[group * HALF_GROUP + i] = ((q - i32::from(low)) / 256) as i8;
-            bytes[plane + group * HALF_GROUP + i] = low;
-            x.push(f64::from(q) * f64::from(scale));
+    let mut x = Vec::with_capacity(values.len());
+    for (column, values) in values.chunks(k).enumerate() {
+        for (group, values) in values.chunks(HALF_GROUP).enumerate() {
+            let first = column * padded + group * HALF_GROUP;
+            let scale = values.iter().fold(0.0_f32, |largest, x| largest.max(x.abs())) / 32639.0;
+            scales[crate::int16_scale_at(first)] = scale;
+            for (i, value) in values.iter().enumerate() {
+                let q = (value / scale).round() as i32;
+                let low = q as i8;
+                bytes[first + i] = ((q - i32::from(low)) / 256) as i8;
+                bytes[plane + first + i] = low;
+                x.push(f64::from(q) * f64::from(scale));
+            }
         }
     }
     let data = VectorData::Int16 {
         values: arena.buffer_from("x", &bytes)?,
         scales: arena.buffer_from("x scales", &scales)?,
     };
-    Ok((Vectors { k, columns: 1, data }, x))
+    Ok((Vectors { k, columns, data }, x))
 }

@@ -28,7 +28,7 @@ layout(constant_id = 5) const uint EPILOGUE = 0;
 layout(constant_id = 6) const bool INT16_OUTPUT = false;
 // Strips per row panel: 2 with an epilogue.
 layout(constant_id = 7) const uint STRIPS = 1;
-// Quads of x in shared memory, as int16, one column; 0 if x is read from memory on demand. See
+// Quads of each column of x in shared memory, as int16; 0 if x is read from memory on demand. See
 // prologue.glsl.
 layout(constant_id = 8) const uint SHARED_X_QUADS = 0;
 // How they are obtained: 0 copies x; 1 norms the residual stream; 2 and 3 first add the sublayer output to
@@ -128,9 +128,9 @@ shared float partials[SETS * TEAMS * TEAM_PARTIALS];
 
 #if TIER >= 1
 const bool X_IN_SHARED = SHARED_X_QUADS > 0;
-shared uvec4 x_high[X_IN_SHARED ? SHARED_X_QUADS * 8 : 1];
-shared uvec4 x_low[X_IN_SHARED ? SHARED_X_QUADS * 8 : 1];
-shared vec4 x_factors[X_IN_SHARED ? SHARED_X_QUADS * 2 : 1];
+shared uvec4 x_high[X_IN_SHARED ? COLUMNS * SHARED_X_QUADS * 8 : 1];
+shared uvec4 x_low[X_IN_SHARED ? COLUMNS * SHARED_X_QUADS * 8 : 1];
+shared vec4 x_factors[X_IN_SHARED ? COLUMNS * SHARED_X_QUADS * 2 : 1];
 #include "prologue.glsl"
 #else
 const bool X_IN_SHARED = false;
@@ -207,15 +207,15 @@ struct X {
 };
 
 void load_x(out X x, uint quads, uint group, uint half_index, uint column) {
-    uint at = (column * quads * QUAD + group * GROUP) / 16 + half_index;
 #if TIER >= 1
     if (X_IN_SHARED) {
+        uint at = (column * SHARED_X_QUADS * QUAD + group * GROUP) / 16 + half_index;
         x.high = x_high[at];
         x.low = x_low[at];
         return;
     }
 #endif
-    at += x_first_column * quads * (QUAD / 16);
+    uint at = ((x_first_column + column) * quads * QUAD + group * GROUP) / 16 + half_index;
     if (INT8_X) {
         x.high = push.x.data[at];
     } else if (INT16_X) {
@@ -287,7 +287,7 @@ void add_quad(inout float accumulators[ACCUMULATORS], KStep k_step, uint i, uint
     vec4 x_scales = vec4(1.0);
 #if TIER >= 1
     if (X_IN_SHARED) {
-        x_scales = x_factors[quad * 2 + half_index];
+        x_scales = x_factors[(column * SHARED_X_QUADS + quad) * 2 + half_index];
     } else
 #endif
     if (INT8_X) {
@@ -385,8 +385,17 @@ void write_quarter(uint first, uint quarter, uint from) {
     }
 }
 
+// The factor of a column, without indexing: an array that is indexed at run time would be in memory.
+float factor_of(float factors[COLUMNS], uint column) {
+    float factor = factors[0];
+    [[unroll]] for (uint i = 1; i < COLUMNS; i++) {
+        factor = i == column ? factors[i] : factor;
+    }
+    return factor;
+}
+
 // Reduces the partial sums of each team's panel and writes the results.
-void finish(uint first_panel, uint panels, uint set, float factor, uint split_first) {
+void finish(uint first_panel, uint panels, uint set, float factors[COLUMNS], uint split_first) {
     uint thread = thread_index();
     for (uint n = thread; n < TEAMS * OUTPUTS * COLUMNS; n += THREADS) {
         uint team = n / (OUTPUTS * COLUMNS);
@@ -398,6 +407,7 @@ void finish(uint first_panel, uint panels, uint set, float factor, uint split_fi
             continue;
         }
         uint first = (y_first_column + column) * push.y_stride + push.y_first + panel * OUTPUTS;
+        float factor = factor_of(factors, column);
         float sum = reduced(from, column, row) * factor;
         if (EPILOGUE == 0) {
             if (panel * OUTPUTS + row < push.rows) {
@@ -471,10 +481,13 @@ void main() {
         // Before anything else: the weights do not depend on x.
         load(k_step, min(panel, panels - 1) * STRIPS * quads + first_quad, slice, quads, split_quads, lane);
     }
-    float factor = 1.0;
+    float factors[COLUMNS];
+    [[unroll]] for (uint i = 0; i < COLUMNS; i++) {
+        factors[i] = 1.0;
+    }
 #if TIER >= 1
     if (X_IN_SHARED) {
-        factor = make_x(first_quad, split_quads);
+        make_x(factors, first_quad, split_quads);
     }
 #endif
     for (uint set = 0; first_panel < panels; set = (set + 1) % SETS) {
@@ -526,7 +539,7 @@ void main() {
 #endif
         }
         barrier();
-        finish(first_panel, panels, set, factor, split * push.y_low);
+        finish(first_panel, panels, set, factors, split * push.y_low);
         if (SETS == 1) {
             barrier();
         }

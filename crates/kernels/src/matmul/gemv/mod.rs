@@ -44,14 +44,16 @@ pub struct Gemv {
 pub enum Source<'a> {
     /// Activations in memory.
     Vectors(&'a Vectors),
-    /// The norm of the residual stream: one row.
+    /// The norm of rows of the residual stream.
     Norm(&'a Norm),
 }
 
 /// A norm that the product computes in its prologue, after adding a sublayer's output to the residual stream
-/// if there is one. All f32.
+/// if there is one. All f32; rows follow each other.
 #[derive(Clone)]
 pub struct Norm {
+    /// Number of rows: columns of x.
+    pub rows: usize,
     /// The sublayer output to add to the stream.
     pub sublayer: Option<Sublayer>,
     /// The stream before the addition.
@@ -65,7 +67,7 @@ pub struct Norm {
 /// A sublayer's output, to be added to the residual stream.
 #[derive(Clone)]
 pub struct Sublayer {
-    /// Consecutive split-K partial sums; the prologue specifies their number.
+    /// Consecutive split-K partial sums per row; the prologue specifies their number.
     pub output: View,
     /// Weight of the norm of their sum, if it has one.
     pub weight: Option<View>,
@@ -152,7 +154,7 @@ impl Gemv {
             let reason = "the one-row-per-lane shader only supports f32".into();
             return Err(Error::InvalidUse { what: "gemv".into(), reason });
         }
-        let one_column = (shape.columns, activations) == (1, Activations::Int16);
+        let few_columns = shape.columns <= policy::MAX_SHARED_X_COLUMNS && activations == Activations::Int16;
         let no_partials =
             shape.splits == 0 || matches!(shape.prologue, Prologue::AddAndNorm { partials: 0, .. });
         let needs_shared_x = shape.prologue != Prologue::None || shape.splits > 1;
@@ -168,13 +170,17 @@ impl Gemv {
             return Err(Error::InvalidUse { what: "gemv".into(), reason });
         }
         if no_partials
-            || needs_shared_x && !(one_column && plan.x_in_shared && plan.tier >= Tier::T1)
+            || needs_shared_x && !(few_columns && plan.x_in_shared && plan.tier >= Tier::T1)
             || shape.splits > 1 && shape.epilogue != Epilogue::None
         {
             let reason = format!(
-                "{:?} and {} splits with {} columns of {activations} activations and epilogue {}; a prologue and split-K need one \
-                 column of int16 at tier T1, and split-K no epilogue",
-                shape.prologue, shape.splits, shape.columns, shape.epilogue
+                "{:?} and {} splits with {} columns of {activations} activations and epilogue {}; a prologue and split-K need \
+                 up to {} columns of int16 at tier T1, and split-K no epilogue",
+                shape.prologue,
+                shape.splits,
+                shape.columns,
+                shape.epilogue,
+                policy::MAX_SHARED_X_COLUMNS
             );
             return Err(Error::InvalidUse { what: "gemv".into(), reason });
         }
@@ -213,7 +219,7 @@ impl Gemv {
                 self.shape.prologue == Prologue::None
                     && (x.k, x.columns, x.kind()) == (weights.k, columns, activations)
             }
-            Source::Norm(norm) => norm.matches(self.shape.prologue, weights.k),
+            Source::Norm(norm) => norm.rows == columns && norm.matches(self.shape.prologue, weights.k),
         };
         if !same {
             return wrong("the shape or format of x is not the one that the kernel was created for".into());
@@ -262,7 +268,7 @@ impl Gemv {
                 rows: block.layout.rows as u32,
                 k: weights.k as u32,
                 y_first,
-                y_stride: target.stride as u32,
+                y_stride: target.stride as u32 * splits,
                 y_low: if splits > 1 { target.stride as u32 } else { (target.y.len() / 8) as u32 },
                 epsilon,
                 x_columns: columns as u32,
@@ -405,22 +411,23 @@ fn addresses(x: &Vectors) -> (Address, Address) {
 impl Norm {
     /// Whether this is what a prologue computes, for rows of `k` values.
     fn matches(&self, prologue: Prologue, k: usize) -> bool {
-        let row = k as u64 * 4;
+        let (row, rows) = (k as u64 * 4, self.rows as u64);
         let aligned = |view: &View| view.address().is_multiple_of(16);
         let is_row = |view: &View| view.len() >= row && aligned(view);
-        is_row(&self.residual)
+        let is_rows = |view: &View| view.len() >= row * rows && aligned(view);
+        is_rows(&self.residual)
             && is_row(&self.weight)
             && match (&self.sublayer, prologue) {
                 (None, Prologue::Norm) => true,
                 (Some(sublayer), Prologue::AddAndNorm { partials, post_norm, scaled }) => {
-                    let has_partials =
-                        sublayer.output.len() >= row * u64::from(partials) && aligned(&sublayer.output);
+                    let has_partials = sublayer.output.len() >= row * rows * u64::from(partials)
+                        && aligned(&sublayer.output);
                     let weight = &sublayer.weight;
                     let has_weight = weight.is_some() == post_norm && weight.as_ref().is_none_or(is_row);
                     let scale = &sublayer.residual_scale;
                     let has_scale =
                         scale.is_some() == scaled && scale.as_ref().is_none_or(|scale| scale.len() >= 4);
-                    has_partials && has_weight && has_scale && sublayer.stream.as_ref().is_none_or(is_row)
+                    has_partials && has_weight && has_scale && sublayer.stream.as_ref().is_none_or(is_rows)
                 }
                 _ => false,
             }

@@ -96,7 +96,10 @@ impl Plan {
         let sets = if columns <= 2 { 2 } else { 1 };
         let words = if self.tier >= Tier::T1 { 1 } else { 2 };
         let partials = sets * self.threads / SLICE * columns * 16 * self.strips * words * 4;
-        let x = self.threads * 2 + if self.x_in_shared { shape.quads_per_split() * X_QUAD_BYTES } else { 64 };
+        let x = match self.x_in_shared {
+            true => columns * (self.threads * 2 + shape.quads_per_split() * X_QUAD_BYTES),
+            false => columns * self.threads * 2 + 64,
+        };
         partials + x
     }
 
@@ -106,8 +109,11 @@ impl Plan {
     }
 }
 
-/// Shared memory per quad of x, in bytes: two planes of bytes and eight scales.
+/// Shared memory per quad of a column of x, in bytes: two planes of bytes and eight scales.
 const X_QUAD_BYTES: u32 = 2 * 128 + 8 * 4;
+
+/// Maximum columns of x in shared memory: more leave too little of it, and of the registers.
+pub const MAX_SHARED_X_COLUMNS: usize = 2;
 
 /// Schemes that can be multiplied with these activations.
 pub fn schemes(activations: Activations) -> &'static [Scheme] {
@@ -119,20 +125,32 @@ pub fn schemes(activations: Activations) -> &'static [Scheme] {
     }
 }
 
-/// Whether products can compute their x in a prologue on a device, for rows of `k` values.
-pub fn has_prologue(caps: &Caps, k: usize) -> bool {
+/// Whether products of this many columns can compute their x in a prologue on a device, for rows of `k` values, and split
+/// products can keep theirs in shared memory.
+pub fn has_prologue(caps: &Caps, k: usize, columns: usize) -> bool {
     let quads = k.div_ceil(tensor::QUAD) as u32;
     let shared =
         quads * X_QUAD_BYTES + MAX_SHARED_X_THREADS * 2 + (MAX_SHARED_X_THREADS / SLICE) * 2 * 2 * 16 * 4;
     let fits = quads <= MAX_PROLOGUE_QUADS && shared <= caps.max_shared_bytes;
-    caps.tier() >= Some(Tier::T1) && k.is_multiple_of(crate::HALF_GROUP) && fits
+    let longest = quads.max(max_split_quads(caps));
+    let more_fit = (1..=MAX_SHARED_X_COLUMNS).contains(&columns) && fits_shared(caps, columns, longest);
+    caps.tier() >= Some(Tier::T1) && k.is_multiple_of(crate::HALF_GROUP) && fits && (columns == 1 || more_fit)
+}
+
+/// Whether shared memory has room for columns of x of this many quads, and for partial sums beside them.
+fn fits_shared(caps: &Caps, columns: usize, quads: u32) -> bool {
+    columns as u32 * quads * X_QUAD_BYTES <= caps.max_shared_bytes / 4 * 3
+}
+
+/// Maximum quads of a split.
+fn max_split_quads(caps: &Caps) -> u32 {
+    (caps.max_shared_bytes / 2 / X_QUAD_BYTES).clamp(1, MAX_SHARED_X_QUADS)
 }
 
 /// The best split-K factor where the consumer of y can add up the partial sums: a split's share of x must not
 /// take too much shared memory.
 pub fn splits(caps: &Caps, weights: &Layout) -> u32 {
-    let max_quads = (caps.max_shared_bytes / 2 / X_QUAD_BYTES).clamp(1, MAX_SHARED_X_QUADS);
-    (weights.quads() as u32).div_ceil(max_quads)
+    (weights.quads() as u32).div_ceil(max_split_quads(caps))
 }
 
 /// With more quads of x in shared memory a workgroup takes too long to fill it.
@@ -194,24 +212,25 @@ pub fn expert_plan(caps: &Caps, shape: &Shape, pairs: usize) -> Plan {
     Plan { groups: (all.groups / pairs as u32).max(1), ..all }
 }
 
-/// The plan for a product over experts whose columns are added up, `per_token` at a time: as one matrix with the K of all.
-/// None where x does not fit shared memory.
-pub fn summed_experts_plan(caps: &Caps, shape: &Shape, per_token: usize) -> Option<Plan> {
-    let k = shape.weights.quads() * tensor::QUAD * per_token;
-    let summed = Shape { weights: Layout { k, ..shape.weights }, ..*shape };
-    let plan = plan(caps, &summed);
+/// The plan for a product over experts whose columns are added up, `per_token` at a time, for this many tokens: as one
+/// matrix with the K of all experts of a token and the rows of all tokens. None where x does not fit shared memory.
+pub fn summed_experts_plan(caps: &Caps, shape: &Shape, per_token: usize, tokens: usize) -> Option<Plan> {
+    let (k, rows) = (shape.weights.quads() * tensor::QUAD * per_token, shape.weights.rows * tokens);
+    let all = plan(caps, &Shape { weights: Layout { k, rows, ..shape.weights }, ..*shape });
     let possible = *shape == Shape::plain(shape.weights, 1, Activations::Int16);
+    let plan = Plan { groups: (all.groups / tokens.max(1) as u32).max(1), ..all };
     (possible && plan.x_in_shared && plan.tier >= Tier::T1).then_some(plan)
 }
 
 /// Pairs of a row in listed pipelines.
 const LISTED_PAIRS: usize = 8;
 
-/// Whether to keep x in shared memory: with one column it is small, and concurrent reads of one location
+/// Whether to keep x in shared memory: with few columns it is small, and concurrent reads of one location
 /// by all workgroups are slow even from a cache.
 fn keeps_x_in_shared(caps: &Caps, shape: &Shape, tier: Tier) -> bool {
-    let supported = shape.columns == 1 && shape.activations == Activations::Int16 && tier >= Tier::T1;
-    supported && shape.quads_per_split() * X_QUAD_BYTES <= caps.max_shared_bytes * 3 / 4
+    let few = shape.columns <= MAX_SHARED_X_COLUMNS;
+    let supported = few && shape.activations == Activations::Int16 && tier >= Tier::T1;
+    supported && fits_shared(caps, shape.columns, shape.quads_per_split())
 }
 
 /// Row panels of `strips` strips in a matrix.
@@ -225,6 +244,10 @@ const SHARED_X_SLICES: u32 = 28;
 /// The same where a thread holds 128 bytes of weights and prefetches 128 more: int8 in panels of two
 /// strips.
 const SHARED_X_TWO_STRIP_SLICES: u32 = 16;
+/// The same for two columns, which need more registers.
+const TWO_COLUMN_SLICES: u32 = 24;
+/// The same in panels of two strips.
+const TWO_COLUMN_TWO_STRIP_SLICES: u32 = 16;
 /// Minimum strips per compute unit for panels of two strips, which share the reads of x: for int4 and int8
 /// weights.
 const MIN_STRIPS_FOR_PAIRS: [u32; 2] = [6, 64];
@@ -237,17 +260,29 @@ fn plan_with_shared_x(caps: &Caps, shape: &Shape, base: Plan) -> Plan {
     let two_strips = panels(shape, 1) * shape.splits >= device * MIN_STRIPS_FOR_PAIRS[usize::from(int8)];
     let strips = if two_strips { 2 } else { base.strips };
     let panels = panels(shape, strips);
-    let limit = if int8 && strips == 2 { SHARED_X_TWO_STRIP_SLICES } else { SHARED_X_SLICES };
+    let limit = match (shape.columns, strips, int8) {
+        (1, 2, true) => SHARED_X_TWO_STRIP_SLICES,
+        (1, ..) => SHARED_X_SLICES,
+        (_, 2, _) => TWO_COLUMN_TWO_STRIP_SLICES,
+        _ => TWO_COLUMN_SLICES,
+    };
     let limit = limit.min(max_slices(caps, shape, Plan { strips, ..base }));
     let target = (panels * shape.splits).div_ceil(device);
-    let team_slices = if target > 1 {
-        slices_per_team(shape.quads_per_split(), limit)
-    } else {
-        slices_for_one_panel(shape.quads_per_split(), limit)
+    let team_slices = match (target, shape.columns) {
+        (0 | 1, _) => slices_for_one_panel(shape.quads_per_split(), limit),
+        (_, 1) => slices_per_team(shape.quads_per_split(), limit),
+        _ => slices_per_small_team(shape.quads_per_split(), limit / target.min(4)),
     };
     let teams = (limit / team_slices).min(target).max(1);
     let plan = Plan { threads: team_slices * teams * SLICE, teams, strips, ..base };
     Plan { groups: balanced_groups(caps, shape, &plan, 1), ..with_full_subgroups(caps, plan) }
+}
+
+/// Slices per team where registers limit the workgroup: as many as possible, unless an eighth of the time or more would pass
+/// with idle ones.
+fn slices_per_small_team(quads: u32, limit: u32) -> u32 {
+    let idle_share = |team_slices: u32| (quads.next_multiple_of(team_slices) - quads) * 8 / quads;
+    (1..=limit.clamp(1, 9)).rev().min_by_key(|team_slices| idle_share(*team_slices)).unwrap_or(1)
 }
 
 /// Slices per team: few, such that the quads divide among them in at least three K-steps, with as few idle
@@ -492,7 +527,7 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
                 if made_for && plan.lanes.is_none() && (output == activations || !gated) {
                     let experts = ExpertColumns { count: 128, per_x };
                     list.push(variant(&shape, plan, Some(experts), None));
-                    let summed = summed_experts_plan(caps, &shape, LISTED_PAIRS).filter(|_| !gated);
+                    let summed = summed_experts_plan(caps, &shape, LISTED_PAIRS, 1).filter(|_| !gated);
                     list.extend(summed.map(|plan| variant(&shape, plan, Some(experts), Some(LISTED_PAIRS))));
                 }
             }
@@ -505,10 +540,14 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
 /// prologue.
 fn with_prologues(caps: &Caps, shape: Shape, tier: Tier) -> Vec<Shape> {
     let mut list = vec![shape];
-    let x_in_shared = shape.columns == 1 && shape.activations == Activations::Int16 && tier >= Tier::T1;
+    let x_in_shared =
+        shape.columns <= MAX_SHARED_X_COLUMNS && shape.activations == Activations::Int16 && tier >= Tier::T1;
     let splits = splits(caps, &shape.weights);
     // Of the shapes above, these read the residual stream; the others read a sublayer's intermediate.
-    if x_in_shared && has_prologue(caps, shape.weights.k) && shape.weights.rows > shape.weights.k {
+    if x_in_shared
+        && has_prologue(caps, shape.weights.k, shape.columns)
+        && shape.weights.rows > shape.weights.k
+    {
         let added = |partials, post_norm, scaled| Prologue::AddAndNorm { partials, post_norm, scaled };
         // Without the sublayer's norm the code is a subset, and a factor adds little: one variant of each is enough.
         let largest = (shape.weights.rows, shape.weights.k) == (43008, 5376);

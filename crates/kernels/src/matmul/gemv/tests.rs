@@ -66,7 +66,7 @@ fn sums_over_experts_match_the_reference() {
         let weights = Layout::new(scheme, 48, 384).unwrap();
         let trial = SummedTrial { weights, experts: 5, per_token: 8, rows: 3 };
         let shape = Shape::plain(weights, 1, Activations::Int16);
-        let plan = policy::summed_experts_plan(device.caps(), &shape, trial.per_token).unwrap();
+        let plan = policy::summed_experts_plan(device.caps(), &shape, trial.per_token, 1).unwrap();
         let plan = policy::Plan { threads, teams, strips, groups, ..plan };
         let kernel =
             super::Gemv::for_summed_experts(&device, shape, plan, trial.experts, trial.per_token).unwrap();
@@ -88,13 +88,16 @@ fn products_over_experts_fill_the_device_like_one_matrix() {
     // 48 panels per expert.
     assert_eq!((plan.teams, plan.groups), (3, 16), "{plan:?}");
     let down = Shape::plain(Layout::new(Scheme::Int8, 2048, 768).unwrap(), 1, Activations::Int16);
-    let plan = policy::summed_experts_plan(&caps, &down, 8).unwrap();
+    let plan = policy::summed_experts_plan(&caps, &down, 8, 1).unwrap();
     assert_eq!((plan.threads, plan.groups), (768, 128), "{plan:?}");
+    // A workgroup per compute unit with four rows too: x is copied as often as with one.
+    let four = policy::summed_experts_plan(&caps, &down, 8, 4).unwrap();
+    assert_eq!((four.threads, four.teams, four.groups), (768, 4, 32), "{four:?}");
     assert!(plan.shared_bytes(&down) < caps.max_shared_bytes);
     let f32 = Shape { activations: Activations::F32, ..down };
-    assert!(policy::summed_experts_plan(&caps, &f32, 8).is_none());
+    assert!(policy::summed_experts_plan(&caps, &f32, 8, 1).is_none());
     let long = Shape::plain(Layout::new(Scheme::Int8, 2048, 8192).unwrap(), 1, Activations::Int16);
-    assert!(policy::summed_experts_plan(&caps, &long, 8).is_none(), "x does not fit shared memory");
+    assert!(policy::summed_experts_plan(&caps, &long, 8, 1).is_none(), "x does not fit shared memory");
 }
 
 #[test]
@@ -167,25 +170,25 @@ fn plans_with_x_in_shared_memory_fit_the_device() {
 #[test]
 fn workgroups_are_balanced_over_compute_units() {
     // The shapes of a 27B model on an H200: what the best plans of a sweep have in common.
-    let plan = |scheme, rows, k, epilogue: Epilogue, splits| {
+    let plan = |columns, scheme, rows, k, epilogue: Epilogue, splits| {
         let weights = Layout::new(scheme, rows, k).unwrap();
-        let shape = Shape { epilogue, splits, ..Shape::plain(weights, 1, Activations::Int16) };
+        let shape = Shape { epilogue, splits, ..Shape::plain(weights, columns, Activations::Int16) };
         let plan = policy::plan(&known::h200(), &shape);
         (plan.slices_per_team(), plan.teams, plan.strips, plan.groups)
     };
-    assert_eq!(plan(Scheme::Int4, 43008, 5376, Epilogue::Geglu, 1), (7, 4, 2, 112), "1344 pairs, 3 rounds");
-    assert_eq!(plan(Scheme::Int8, 43008, 5376, Epilogue::Geglu, 1), (7, 2, 2, 112), "6 rounds");
-    assert_eq!(plan(Scheme::Int8, 8192, 5376, Epilogue::None, 1), (7, 4, 1, 128), "512 strips, one round");
-    assert_eq!(
-        plan(Scheme::Int4, 5376, 21504, Epilogue::None, 3),
-        (7, 4, 2, 126),
-        "168 pairs in 3 splits, one round"
-    );
-    assert_eq!(
-        plan(Scheme::Int8, 1152, 6912, Epilogue::None, 1),
-        (27, 1, 1, 72),
-        "the 1B's down projection: fewer strips than compute units"
-    );
+    let (int4, int8, geglu, none) = (Scheme::Int4, Scheme::Int8, Epilogue::Geglu, Epilogue::None);
+    assert_eq!(plan(1, int4, 43008, 5376, geglu, 1), (7, 4, 2, 112), "1344 pairs, 3 rounds");
+    assert_eq!(plan(1, int8, 43008, 5376, geglu, 1), (7, 2, 2, 112), "6 rounds");
+    assert_eq!(plan(1, int8, 8192, 5376, none, 1), (7, 4, 1, 128), "512 strips, one round");
+    assert_eq!(plan(1, int4, 5376, 21504, none, 3), (7, 4, 2, 126), "168 pairs in 3 splits, one round");
+    let down_of_1b = plan(1, int8, 1152, 6912, none, 1);
+    assert_eq!(down_of_1b, (27, 1, 1, 72), "fewer strips than compute units");
+    // Two columns leave registers for fewer slices.
+    assert_eq!(plan(2, int4, 43008, 5376, geglu, 1), (4, 4, 2, 112));
+    assert_eq!(plan(2, int8, 43008, 5376, geglu, 1), (4, 4, 2, 112));
+    assert_eq!(plan(2, int8, 8192, 5376, none, 1), (6, 4, 1, 128));
+    assert_eq!(plan(2, int8, 5376, 4096, none, 1), (8, 3, 1, 112));
+    assert_eq!(plan(2, int4, 5376, 21504, none, 3), (4, 4, 2, 126));
     assert_eq!(policy::splits(&known::h200(), &Layout::new(Scheme::Int8, 5376, 21504).unwrap()), 3);
     assert_eq!(policy::splits(&known::h200(), &Layout::new(Scheme::Int8, 5376, 4096).unwrap()), 1);
 }
@@ -355,6 +358,7 @@ fn a_residual_scale_goes_with_its_prologue() {
             let sublayer =
                 super::Sublayer { output: row.clone(), weight: None, residual_scale, stream: None };
             let norm = super::Norm {
+                rows: 1,
                 sublayer: Some(sublayer),
                 residual: row.clone(),
                 weight: row.clone(),
