@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::array::Fault;
+
 /// The result of an operation of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -53,6 +55,21 @@ pub enum Error {
         /// The feature.
         feature: String,
     },
+    /// A matrix product that the overlay cannot compute.
+    #[error("matrix product of {m} × {k} × {n}: {reason}")]
+    Shape {
+        /// Rows of the result.
+        m: usize,
+        /// Length of the dot products.
+        k: usize,
+        /// Columns of the result.
+        n: usize,
+        /// The limit that the shape exceeds.
+        reason: String,
+    },
+    /// The array model stopped: the configuration or the stream is wrong.
+    #[error("array model: {0}")]
+    Array(#[from] Fault),
     /// The device node could not be opened.
     #[error("cannot open {path}: {source}; {advice}")]
     Open {

@@ -1,4 +1,4 @@
-//! AMD's XDNA NPU without XRT: overlays, instruction streams and the driver's interface.
+//! AMD's XDNA NPU without XRT: from an overlay's file to the result of a matrix product.
 //!
 //! | module | what it is |
 //! |---|---|
@@ -6,11 +6,15 @@
 //! | [`xclbin`] | overlays: container, partition, PDI, CDO; reader and writer |
 //! | [`txn`] | instruction streams: encoder, decoder, disassembler |
 //! | [`tile`] | addresses and registers of the tile array |
+//! | [`gemm`] | matrix products of any shape: overlays by hash, and a generator of streams |
+//! | [`array`](mod@array) | a model of the tile array that runs an overlay and a stream on the CPU |
 //!
 //! None of this has run on hardware by us yet. What can be checked without hardware is checked: sizes and numbers of
-//! the driver's interface, and files bit by bit.
+//! the driver's interface, files bit by bit, and results in the array model.
 
+pub mod array;
 pub mod error;
+pub mod gemm;
 pub mod tile;
 pub mod txn;
 pub mod uapi;
