@@ -196,6 +196,13 @@ pub struct CreateBo {
     pub handle: u32,
 }
 
+impl CreateBo {
+    /// An object of `size` bytes.
+    pub fn new(kind: BoKind, size: u64) -> Self {
+        Self { size, kind: kind as u32, ..Self::default() }
+    }
+}
+
 /// Argument of [`GET_BO_INFO`].
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
@@ -211,6 +218,13 @@ pub struct GetBoInfo {
     pub vaddr: u64,
     /// Returned: its address for the NPU.
     pub xdna_addr: u64,
+}
+
+impl GetBoInfo {
+    /// Asks about the object `handle`.
+    pub fn new(handle: u32) -> Self {
+        Self { handle, ..Self::default() }
+    }
 }
 
 /// Direction of [`SyncBo`].
