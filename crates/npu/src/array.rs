@@ -44,6 +44,8 @@ use turns::Turns;
 
 /// Tasks that wait in a channel's queue.
 const QUEUE_DEPTH: usize = 4;
+/// Far more rounds than the largest product takes.
+const DEFAULT_LIMIT: u64 = 1 << 32;
 /// Channels in each direction of the tiles that have most.
 const MAX_CHANNELS: usize = 6;
 
@@ -60,6 +62,10 @@ pub struct Array {
     tokens: BTreeMap<(TilePlace, Direction, usize), u32>,
     agents: Vec<Agent>,
     turns: Turns,
+    /// Rounds that a stream may take.
+    limit: u64,
+    /// Rounds that the current stream has left.
+    left: u64,
 }
 
 /// Something that works by itself.
@@ -79,8 +85,9 @@ impl Array {
         let inputs = vec![VecDeque::with_capacity(FIFO_WORDS); tiles.len() * MAX_CHANNELS];
         let routes = vec![None; inputs.len()];
         let tokens = BTreeMap::new();
-        let turns = Turns::new(agents.len());
-        let mut array = Self { columns, tiles, library, inputs, routes, tokens, agents, turns };
+        let (turns, limit) = (Turns::new(agents.len()), DEFAULT_LIMIT);
+        let mut array =
+            Self { columns, tiles, library, inputs, routes, tokens, agents, turns, limit, left: limit };
         for command in &cdo.commands {
             array.configure(command)?;
         }
@@ -91,6 +98,13 @@ impl Array {
     #[must_use]
     pub fn with_seed(mut self, seed: u64) -> Self {
         self.turns = Turns::seeded(self.agents.len(), seed);
+        self
+    }
+
+    /// Sets how many rounds a stream may take. A round gives each channel and core a turn.
+    #[must_use]
+    pub fn with_limit(mut self, rounds: u64) -> Self {
+        self.limit = rounds;
         self
     }
 
@@ -108,6 +122,7 @@ impl Array {
 
     /// Runs a stream to its end.
     pub fn run(&mut self, stream: &Stream, host: &mut HostMemory) -> Result<(), Fault> {
+        self.left = self.limit;
         for op in stream.ops() {
             match op {
                 &Op::Write { address, value } => self.write(address, value)?,
@@ -216,6 +231,8 @@ impl Array {
     /// Gives channels and cores a turn; whether there is anything left to do for any of them.
     fn advance(&mut self, host: &mut HostMemory) -> Result<bool, Fault> {
         loop {
+            // Chains without locks can feed each other for ever.
+            self.left = self.left.checked_sub(1).ok_or(Fault::Endless(self.limit))?;
             let (first, budget) = self.turns.next();
             let mut progress = false;
             for turn in 0..self.agents.len() {

@@ -114,6 +114,9 @@ pub enum Fault {
         /// The channels and cores with work to do.
         blocked: String,
     },
+    /// The stream took too many rounds.
+    #[error("the stream has not ended after {0} rounds")]
+    Endless(u64),
     /// The stream ended, and work was left over.
     #[error("the stream ended with {0} left over")]
     Residue(String),

@@ -109,3 +109,13 @@ fn unknown_programs_are_not_run() {
         assert!(Array::load(5, &cdo(&file), CoreLibrary::new()).is_err());
     }
 }
+
+#[test]
+fn streams_that_take_too_long_are_stopped() {
+    let overlay = small_overlay::overlay();
+    let plan = GemmPlan::new(&overlay, 24, 64, 16).expect("a plan");
+    let mut array = load(&overlay, &small_overlay::cdo()).expect("a configuration").with_limit(3);
+    let error = product(&mut array, &plan.stream().expect("a stream"), &plan, &[1; 24 * 64], &[1; 64 * 16]);
+    let error = error.expect_err("too few rounds").to_string();
+    assert!(error.contains("not ended after 3 rounds"), "{error}");
+}

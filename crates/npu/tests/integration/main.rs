@@ -6,6 +6,7 @@
 mod array;
 mod files;
 mod gemm;
+mod hostile;
 mod mutation;
 mod runtime;
 mod small_overlay;
