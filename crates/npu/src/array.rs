@@ -12,8 +12,9 @@
 //! modelled is a [`Fault`], never ignored. A stream that waits for something that cannot happen is a
 //! [`Fault::Hang`] with the channels that are blocked.
 //!
-//! Channels and cores take turns. [`Array::with_seed`] chooses among orders in which one of them works only when
-//! nobody else can. A correct configuration gives the same result in every order; one with a lock too many does not.
+//! Channels and cores are scheduled round-robin. [`Array::with_seed`] starves one of them, which then runs only when
+//! all others are stalled. A correct configuration gives the same result in every schedule; one whose locks admit too
+//! much does not.
 //!
 //! The model follows public descriptions of the registers and the public overlays. It has not been compared with
 //! hardware by us.
@@ -23,9 +24,9 @@ mod descriptor;
 mod dma;
 mod fault;
 mod host;
+mod scheduler;
 mod state;
 mod switch;
-mod turns;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -38,9 +39,9 @@ use crate::tile::{Address, Direction, ROWS, Register, TileKind, TilePlace};
 use crate::txn::{Op, Stream, Sync};
 use crate::xclbin::{Cdo, CdoCommand};
 use dma::{ChannelPlace, FIFO_WORDS};
+use scheduler::Scheduler;
 use state::Tile;
 use switch::follow;
-use turns::Turns;
 
 /// Tasks that wait in a channel's queue.
 const QUEUE_DEPTH: usize = 4;
@@ -55,22 +56,22 @@ pub struct Array {
     columns: u8,
     tiles: Vec<Tile>,
     library: CoreLibrary,
-    /// Words on their way, per S2MM channel.
+    /// Input FIFO of each S2MM channel.
     inputs: Vec<VecDeque<u32>>,
     /// Ends of the route of each MM2S channel, once it has been followed.
     routes: Vec<Option<Arc<[usize]>>>,
     tokens: BTreeMap<(TilePlace, Direction, usize), u32>,
-    agents: Vec<Agent>,
-    turns: Turns,
+    processes: Vec<Process>,
+    scheduler: Scheduler,
     /// Rounds that a stream may take.
     limit: u64,
     /// Rounds that the current stream has left.
     left: u64,
 }
 
-/// Something that works by itself.
+/// A process: something that runs by itself.
 #[derive(Debug, Clone, Copy)]
-enum Agent {
+enum Process {
     Channel(ChannelPlace),
     Core(usize),
 }
@@ -81,27 +82,37 @@ impl Array {
         let places =
             (0..columns).flat_map(|column| (0..ROWS as u8).map(move |row| TilePlace { column, row }));
         let tiles: Vec<Tile> = places.map(Tile::new).collect();
-        let agents = agents(&tiles);
+        let processes = processes(&tiles);
         let inputs = vec![VecDeque::with_capacity(FIFO_WORDS); tiles.len() * MAX_CHANNELS];
         let routes = vec![None; inputs.len()];
         let tokens = BTreeMap::new();
-        let (turns, limit) = (Turns::new(agents.len()), DEFAULT_LIMIT);
-        let mut array =
-            Self { columns, tiles, library, inputs, routes, tokens, agents, turns, limit, left: limit };
+        let (scheduler, limit) = (Scheduler::fair(processes.len()), DEFAULT_LIMIT);
+        let mut array = Self {
+            columns,
+            tiles,
+            library,
+            inputs,
+            routes,
+            tokens,
+            processes,
+            scheduler,
+            limit,
+            left: limit,
+        };
         for command in &cdo.commands {
             array.configure(command)?;
         }
         Ok(array)
     }
 
-    /// Sets the order in which channels and cores take turns, and which of them is slow: the first seeds are one each.
+    /// Starves one channel or core: consecutive seeds choose consecutive ones.
     #[must_use]
     pub fn with_seed(mut self, seed: u64) -> Self {
-        self.turns = Turns::seeded(self.agents.len(), seed);
+        self.scheduler = Scheduler::starving(self.processes.len(), seed);
         self
     }
 
-    /// Sets how many rounds a stream may take. A round gives each channel and core a turn.
+    /// Sets the maximum number of rounds per stream. In a round, each channel and core runs once.
     #[must_use]
     pub fn with_limit(mut self, rounds: u64) -> Self {
         self.limit = rounds;
@@ -228,21 +239,21 @@ impl Array {
         Ok(())
     }
 
-    /// Gives channels and cores a turn; whether there is anything left to do for any of them.
+    /// Runs channels and cores once; whether any of them made progress.
     fn advance(&mut self, host: &mut HostMemory) -> Result<bool, Fault> {
         loop {
-            // Chains without locks can feed each other for ever.
+            // Chains without locks can feed each other endlessly.
             self.left = self.left.checked_sub(1).ok_or(Fault::Endless(self.limit))?;
-            let (first, budget) = self.turns.next();
+            let (first, budget) = self.scheduler.next_round();
             let mut progress = false;
-            for turn in 0..self.agents.len() {
-                let index = (first + turn) % self.agents.len();
-                if self.turns.stands_still(index) {
+            for step in 0..self.processes.len() {
+                let index = (first + step) % self.processes.len();
+                if self.scheduler.skips(index) {
                     continue;
                 }
-                progress |= match self.agents[index] {
-                    Agent::Channel(at) => self.advance_channel(at, budget, host)?,
-                    Agent::Core(index) => {
+                progress |= match self.processes[index] {
+                    Process::Channel(at) => self.advance_channel(at, budget, host)?,
+                    Process::Core(index) => {
                         let Tile { place, core, memory, locks, .. } = &mut self.tiles[index];
                         match core {
                             Some(core) => core.advance(*place, memory, locks)?,
@@ -252,10 +263,10 @@ impl Array {
                 };
             }
             if progress {
-                self.turns.rest();
+                self.scheduler.suspend_starved();
                 return Ok(true);
             }
-            if !self.turns.wake() {
+            if !self.scheduler.resume_starved() {
                 return Ok(false);
             }
         }
@@ -288,7 +299,7 @@ impl Array {
         Ok(ends)
     }
 
-    /// Channels and cores that have begun something.
+    /// Channels and cores with unfinished work.
     fn blocked(&self) -> Vec<String> {
         let mut blocked = Vec::new();
         for tile in &self.tiles {
@@ -309,12 +320,12 @@ impl Array {
         blocked
     }
 
-    /// Whether everything that was begun has ended.
+    /// Checks that no work is unfinished.
     fn check_idle(&self) -> Result<(), Fault> {
         let mut left = self.blocked();
         let words: usize = self.inputs.iter().map(VecDeque::len).sum();
         if words > 0 {
-            left.push(format!("{words} words on their way"));
+            left.push(format!("{words} words in FIFOs"));
         }
         let tokens: u32 = self.tokens.values().sum();
         if tokens > 0 {
@@ -324,17 +335,17 @@ impl Array {
     }
 }
 
-fn agents(tiles: &[Tile]) -> Vec<Agent> {
-    let mut agents = Vec::new();
+fn processes(tiles: &[Tile]) -> Vec<Process> {
+    let mut processes = Vec::new();
     for (tile, state) in tiles.iter().enumerate() {
         for direction in [Direction::S2mm, Direction::Mm2s] {
             for channel in 0..state.channels(direction).len() {
-                agents.push(Agent::Channel(ChannelPlace { tile, direction, channel }));
+                processes.push(Process::Channel(ChannelPlace { tile, direction, channel }));
             }
         }
         if state.kind() == TileKind::Core {
-            agents.push(Agent::Core(tile));
+            processes.push(Process::Core(tile));
         }
     }
-    agents
+    processes
 }

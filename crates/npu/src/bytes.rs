@@ -76,8 +76,10 @@ pub(crate) fn words_of(bytes: &[u8]) -> Vec<u32> {
 
 /// Appends `words` to `out`.
 pub(crate) fn put_words(out: &mut Vec<u8>, words: &[u32]) {
-    for word in words {
-        out.extend_from_slice(&word.to_le_bytes());
+    let start = out.len();
+    out.resize(start + 4 * words.len(), 0);
+    for (bytes, word) in out[start..].chunks_exact_mut(4).zip(words) {
+        bytes.copy_from_slice(&word.to_le_bytes());
     }
 }
 

@@ -1,7 +1,7 @@
 //! Matrix products of any shape on a public overlay: C = A × B, int16 in, int32 out.
 //!
-//! An overlay's routes, locks and programs are fixed; what a stream chooses is what the shim tiles read and write. A
-//! block of C is computed at a time: one tile of C per core, over the overlay's own K. A [`GemmPlan`] pads a shape to
+//! An overlay's routes, locks and programs are fixed; a stream chooses what the shim tiles read and write. The
+//! unit of work is a block of C: one tile of C per core, over the overlay's own K. A [`GemmPlan`] pads a shape to
 //! whole blocks, and generates the stream. A K beyond the overlay's is split: each part gives a matrix of partial
 //! sums, and [`GemmPlan::unpack_c`] adds them.
 //!

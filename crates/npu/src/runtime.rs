@@ -5,8 +5,8 @@
 //! 3. [`Device::instructions`] puts a stream into the heap; [`Device::buffer`] makes memory for the NPU's DMA.
 //! 4. [`Context::submit`] sends a command; [`Fence::wait`] waits for it.
 //!
-//! Everything that the driver hands out is given back when its owner is dropped, also after errors. After a command
-//! failed or timed out, its context takes no more commands: what the array's state is then, nobody knows.
+//! Handles and mappings are released on drop, also after errors. After a command failed or timed out, its context
+//! accepts no further commands, since the state of the array is unknown.
 //!
 //! All calls go through [`AccelIo`]: [`LinuxIo`] is the kernel, [`fake::FakeDriver`] a driver in this process that
 //! enforces the kernel's rules and runs the array model behind them.

@@ -322,7 +322,7 @@ impl fmt::Display for Register {
     }
 }
 
-/// An address, taken apart.
+/// A decoded address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Address {
     /// The tile.
@@ -334,7 +334,7 @@ pub struct Address {
 }
 
 impl Address {
-    /// Takes `address` apart.
+    /// Decodes `address`.
     pub fn of(address: u32) -> Self {
         let place = TilePlace { column: (address >> 25) as u8, row: (address >> 20 & 0x1f) as u8 };
         let offset = address & 0xf_ffff;

@@ -13,8 +13,8 @@
 //! | 128 | [`Op::Sync`] | 16 |
 //! | 129 | [`Op::Patch`] | 48 |
 //!
-//! Encoders leave garbage in fields that mean nothing. It is kept beside the instruction, so that encoding a decoded
-//! stream gives the same bytes.
+//! Encoders leave garbage in undefined fields. It is preserved with the instruction, so that encoding a decoded stream
+//! gives the same bytes.
 //!
 //! ```
 //! use npu::txn::{Op, Stream};

@@ -16,7 +16,7 @@ pub use info::{
 
 /// Name that the driver reports to DRM's version query.
 pub const DRIVER_NAME: &str = "amdxdna_accel_driver";
-/// Contexts of one Phoenix NPU that may exist at a time.
+/// Maximum number of contexts on a Phoenix NPU.
 pub const MAX_CONTEXTS: usize = 6;
 /// Handle that no object has.
 pub const INVALID_HANDLE: u32 = 0;

@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 use super::Fault;
 use crate::tile::{CORE_MEMORY, TilePlace};
 
-/// Two buffers that a core and a DMA channel take turns with.
+/// Double buffer between a core and a DMA channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PingPong {
     /// Byte addresses in the tile's memory.
@@ -113,7 +113,7 @@ impl Core {
         Self { kernel, sums: None, products: 0, used: [0; 3] }
     }
 
-    /// The work that it has begun or could begin; `None` if there is none.
+    /// Unfinished work, if there is any.
     pub(super) fn pending(&self, locks: &[i32]) -> Option<String> {
         let GemmKernel { k_tiles, a, b, .. } = self.kernel;
         let [a, b] = [a, b].map(|buffer| locks.get(buffer.full).copied().unwrap_or(0));

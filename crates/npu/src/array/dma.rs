@@ -19,7 +19,7 @@ pub(super) struct Active {
     task: Task,
     /// Executions left, including this one.
     left: u32,
-    /// Descriptor of the chain that is next or under way.
+    /// Current descriptor of the chain.
     current: usize,
     transfer: Option<Transfer>,
 }
@@ -71,7 +71,7 @@ impl Active {
         }
     }
 
-    /// Whether it has begun a descriptor: has data to send, or has received some.
+    /// Whether a descriptor is partly transferred, or has acquired data to send.
     pub(super) fn holds_data(&self, direction: Direction) -> bool {
         self.transfer.as_ref().is_some_and(|transfer| direction == Direction::Mm2s || transfer.done > 0)
     }

@@ -106,8 +106,8 @@ pub enum Fault {
         /// Arguments of the command.
         given: usize,
     },
-    /// Nothing moves any more, and the stream waits.
-    #[error("nothing moves, and the stream waits for {waits_for}; blocked: {blocked}")]
+    /// A deadlock: no channel or core can run, and the stream waits.
+    #[error("deadlock while the stream waits for {waits_for}; blocked: {blocked}")]
     Hang {
         /// What the stream waits for.
         waits_for: String,
@@ -117,7 +117,7 @@ pub enum Fault {
     /// The stream took too many rounds.
     #[error("the stream has not ended after {0} rounds")]
     Endless(u64),
-    /// The stream ended, and work was left over.
-    #[error("the stream ended with {0} left over")]
+    /// The stream ended with unfinished work.
+    #[error("the stream ended with unfinished work: {0}")]
     Residue(String),
 }

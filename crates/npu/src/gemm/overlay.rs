@@ -96,7 +96,7 @@ impl Overlay {
         Self::KNOWN.into_iter().find(|overlay| overlay.file == hash)
     }
 
-    /// Rows, K and columns of what it computes at a time.
+    /// Block size: rows, K, columns.
     pub fn block(&self) -> (usize, usize, usize) {
         let GemmKernel { m, k, n, k_tiles, .. } = self.kernel;
         (m * self.a.len(), k * k_tiles, n * self.b.len())

@@ -1,8 +1,8 @@
 //! Streams for matrix products.
 //!
 //! A phase is one block row of C by at most [`MAX_COLUMN_BLOCKS`] block columns, over one part of K. A is read again
-//! for each block column; B moves on by iteration; C is one transfer. Two phases are in the queues at a time, with
-//! descriptors of their own, so that the array does not wait for the controller between them.
+//! for each block column; B moves on by iteration; C is one transfer. Two phases are in flight, each with
+//! its own descriptors, so that the array does not stall on the controller between them.
 
 use super::{GemmPlan, ShimPort};
 use crate::error::Result;
@@ -11,7 +11,7 @@ use crate::txn::{Op, Stream, Sync};
 
 /// Executions that a descriptor's iteration counts.
 const MAX_COLUMN_BLOCKS: usize = 64;
-/// Phases that are in the queues at a time.
+/// Phases in flight.
 const IN_FLIGHT: usize = 2;
 /// Descriptors per shim tile and phase.
 const DESCRIPTORS: usize = 8;

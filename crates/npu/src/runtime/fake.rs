@@ -11,10 +11,10 @@
 //! | commands name the buffers that they use | the command fails |
 //! | what was not synchronised is not there | wrong data |
 //!
-//! The host's and the NPU's view of each buffer are kept apart and copied by `SYNC_BO`, so that a forgotten call
-//! shows. Time is a number that waits move forward.
+//! The host's and the NPU's view of each buffer are separate, and `SYNC_BO` copies between them, so that a missing
+//! call is noticed. The clock is virtual: only waits advance it.
 //!
-//! [`FakeDriver::fail_call`] makes one call fail; [`FakeDriver::leaks`] says what was not given back.
+//! [`FakeDriver::fail_call`] makes one call fail; [`FakeDriver::leaks`] lists what was not released.
 
 mod firmware;
 mod rules;
@@ -150,8 +150,8 @@ impl FakeDriver {
         self.state().root = root;
     }
 
-    /// Lets call number `index` fail, counted from 0. Calls that give something back do so before they fail, as the
-    /// kernel's do.
+    /// Lets call number `index` fail, counted from 0. Calls that release something do so before they
+    /// fail.
     pub fn fail_call(&self, index: usize, error: Errno) {
         self.state().fails = Some((index, error));
     }
@@ -166,7 +166,7 @@ impl FakeDriver {
         self.state().fault.clone()
     }
 
-    /// What has not been given back: buffers, contexts, timelines, mappings and ranges of addresses.
+    /// What was not released: buffers, contexts, timelines, mappings and address ranges.
     pub fn leaks(&self) -> Vec<String> {
         let state = self.state();
         let counts = [
@@ -216,10 +216,10 @@ impl AccelIo for FakeDriver {
 
     fn call(&self, call: Call<'_>) -> io::Result<()> {
         let mut state = self.state();
-        let gives_back =
+        let releases =
             matches!(call, Call::CloseBuffer(_) | Call::DestroyContext(_) | Call::DestroyTimeline(_));
         let error = state.count(call.name());
-        if error.is_none() || gives_back {
+        if error.is_none() || releases {
             state.answer(call)?;
         }
         error.map_or(Ok(()), |error| Err(error.into()))
@@ -272,7 +272,7 @@ impl AccelIo for FakeDriver {
     }
 }
 
-/// Addresses kept free.
+/// Reserved address space.
 #[derive(Debug)]
 pub struct FakeRange {
     driver: FakeDriver,

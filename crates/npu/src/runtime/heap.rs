@@ -11,7 +11,7 @@ use super::io::{AccelIo, Call, DeviceMemory};
 use crate::error::{Error, Result};
 use crate::uapi::{BoKind, CreateBo, GemClose, GetBoInfo, HEAP_CHUNK};
 
-/// Chunks for which addresses are kept free: the largest heap that the driver has for any NPU, 512 MiB.
+/// Chunks of reserved address space: the largest heap that the driver has for any NPU, 512 MiB.
 const MAX_CHUNKS: u64 = 8;
 
 pub(super) struct Heap<I: AccelIo> {

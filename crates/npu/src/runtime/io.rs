@@ -120,14 +120,14 @@ pub trait DeviceMemory {
 pub trait AccelIo {
     /// Mapped memory.
     type Memory: DeviceMemory;
-    /// Addresses kept free, into which chunks of the heap are mapped one after the other.
+    /// Reserved address range, into which the chunks of the heap are mapped contiguously.
     type Range;
 
     /// Makes a call.
     fn call(&self, call: Call<'_>) -> io::Result<()>;
     /// Maps a buffer object by the offset that the driver gave for it.
     fn map(&self, map_offset: u64, len: u64) -> io::Result<Self::Memory>;
-    /// Keeps `len` bytes of addresses free, beginning at a multiple of `align`.
+    /// Reserves `len` bytes of address space, aligned to `align`.
     fn reserve(&self, len: u64, align: u64) -> io::Result<Self::Range>;
     /// Maps a buffer object at byte `at` of a range.
     fn map_into(&self, range: &Self::Range, at: u64, map_offset: u64, len: u64) -> io::Result<Self::Memory>;

@@ -184,7 +184,7 @@ impl AccelIo for LinuxIo {
     }
 }
 
-/// Addresses kept free.
+/// Reserved address space.
 #[derive(Debug)]
 pub struct Reserved {
     base: *mut u8,

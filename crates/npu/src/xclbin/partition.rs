@@ -18,7 +18,7 @@ const COMMIT_AT: usize = 0x80;
 /// Bytes of a PDI's entry, and of a CDO group's.
 const ENTRY: usize = 96;
 const ALIGN: usize = 8;
-/// Far more elements than any array of this section has, images apart.
+/// Far more elements than any array of this section has, except images.
 const MAX_ELEMENTS: usize = 4096;
 
 /// The partition of an overlay.

@@ -36,7 +36,7 @@ fn sixteen_cores_with_their_own_stream() {
 }
 
 #[test]
-fn own_overlay_in_any_order_of_turns() {
+fn own_overlay_in_any_schedule() {
     let (overlay, cdo) = (small_overlay::overlay(), small_overlay::cdo());
     let plan = GemmPlan::new(&overlay, 24, 64, 16).expect("a plan");
     let stream = plan.stream().expect("a stream");
@@ -86,8 +86,8 @@ fn faults_of_streams() {
         (vec![descriptor(16), patch(0, 0), write(QUEUE, 0), descriptor(16)], "while a channel uses it"),
         (vec![write(QUEUE, 0); 5], "the task queue is full"),
         // Half a tile of B.
-        (vec![descriptor(16), patch(0, 0), write(QUEUE, 0)], "left over"),
-        (vec![Op::MaskPoll { address: 0x1_4000, value: 1, mask: 1 }], "nothing moves"),
+        (vec![descriptor(16), patch(0, 0), write(QUEUE, 0)], "unfinished work"),
+        (vec![Op::MaskPoll { address: 0x1_4000, value: 1, mask: 1 }], "deadlock"),
         (
             vec![Op::MaskWrite { address: 0x1_d200, value: 1, mask: 1 }],
             "out-of-order, compressed and paused channels are not modelled",

@@ -12,8 +12,8 @@ use npu::xclbin::{Cdo, CdoCommand};
 
 use super::{Random, cdo, data, load, product, reference, small_overlay};
 
-/// Orders of turns, of which a change must fail in one. A lock too many shows only when somebody is slow: on the small
-/// overlay each channel and core in turn, on the public ones some.
+/// Schedules, by seed; a change must fail in at least one. A lock that admits too much fails only when its consumer is
+/// starved: on the small overlay each channel and core is, on the public ones some.
 const SMALL: std::ops::Range<u64> = 0..36;
 const PUBLIC: std::ops::Range<u64> = 0..4;
 
@@ -24,20 +24,20 @@ struct Case<'a> {
     a: Vec<i16>,
     b: Vec<i16>,
     want: Vec<i32>,
-    orders: std::ops::Range<u64>,
+    schedules: std::ops::Range<u64>,
 }
 
 impl<'a> Case<'a> {
-    fn new(overlay: &'a Overlay, (m, k, n): (usize, usize, usize), orders: std::ops::Range<u64>) -> Self {
+    fn new(overlay: &'a Overlay, (m, k, n): (usize, usize, usize), schedules: std::ops::Range<u64>) -> Self {
         let plan = GemmPlan::new(overlay, m, k, n).expect("a plan");
         let mut random = Random(5);
         let (a, b) = (random.matrix(m * k), random.matrix(k * n));
         let want = reference(&a, &b, k, n);
-        Self { overlay, plan, a, b, want, orders }
+        Self { overlay, plan, a, b, want, schedules }
     }
 
     fn passes(&self, cdo: &Cdo, stream: &Stream) -> bool {
-        self.orders.clone().all(|seed| {
+        self.schedules.clone().all(|seed| {
             let array = load(self.overlay, cdo).map(|array| array.with_seed(seed));
             let result =
                 array.and_then(|mut array| product(&mut array, stream, &self.plan, &self.a, &self.b));
@@ -124,7 +124,7 @@ fn describe(cdo: &Cdo, command: usize, word: usize, bit: u32) -> String {
 #[test]
 fn every_bit_of_the_small_overlay_matters() {
     let overlay = small_overlay::overlay();
-    // More tiles of C in flight than there are buffers on their way, so that slow receivers stop the cores.
+    // More tiles of C in flight than there are buffers on their way, so that a starved receiver stalls the cores.
     let case = Case::new(&overlay, (16, 32, 64), SMALL);
     let (cdo, stream) = (small_overlay::cdo(), case.plan.stream().expect("a stream"));
     assert!(case.passes(&cdo, &stream), "unchanged");
@@ -216,7 +216,7 @@ fn public(overlay: &'static Overlay, shape: (usize, usize, usize), every: usize)
         let mut contents = cdo.commands[*command].clone();
         let (address, _) = words(&mut contents).swap_remove(*word);
         match address.register {
-            // Locks that let too much pass take more orders of turns than there is time for.
+            // Locks that admit too much would take more schedules than there is time for.
             Register::Lock { .. } => *bits = 2,
             // The way of tokens: not every shim tile has some to send.
             Register::Slot { .. } | Register::Slave { port: 0 } | Register::Master { port: 2 }
