@@ -21,7 +21,7 @@ const COMMAND_BYTES: u64 = 4096;
 const PACKET_FOR_UNIT: u32 = 3 << 28;
 /// Opcode of the firmware: run a transaction stream.
 const RUN_STREAM: u64 = 3;
-/// Words of a packet after its header: unit mask, opcode, address and length of the stream, buffers.
+/// Words of a packet after its header: unit mask, opcode, address and bytes of the stream, buffers.
 const PACKET_WORDS: usize = 1 + 2 + 2 + 1 + 2 * MAX_ARGUMENTS;
 
 /// A part of the array with a loaded overlay.
@@ -63,7 +63,7 @@ impl<I: AccelIo> Context<I> {
         }
         let command = Buffer::create(Arc::clone(&self.inner), BoKind::Command, COMMAND_BYTES)?;
         let addresses: Vec<u64> = arguments.iter().map(|buffer| buffer.address).collect();
-        command.put(&packet(instructions.buffer.address, instructions.words, &addresses))?;
+        command.put(&packet(instructions.buffer.address, instructions.bytes, &addresses))?;
         let mut handles = vec![instructions.buffer.object.handle];
         handles.extend(arguments.iter().map(|buffer| buffer.object.handle));
         let mut args = ExecCmd { hwctx: self.handle, ..ExecCmd::default() };
@@ -133,14 +133,14 @@ impl<I: AccelIo> Fence<'_, I> {
 }
 
 /// The packet of a command.
-fn packet(instructions: u64, words: u32, arguments: &[u64]) -> Vec<u8> {
+fn packet(instructions: u64, bytes: u32, arguments: &[u64]) -> Vec<u8> {
     let header = CommandState::New.code() | (PACKET_WORDS as u32) << 12 | PACKET_FOR_UNIT;
     // The first compute unit.
     let mut packet = vec![header, 1];
     let mut put = |value: u64| packet.extend_from_slice(&[value as u32, (value >> 32) as u32]);
     put(RUN_STREAM);
     put(instructions);
-    packet.push(words);
+    packet.push(bytes);
     let mut put = |value: u64| packet.extend_from_slice(&[value as u32, (value >> 32) as u32]);
     for index in 0..MAX_ARGUMENTS {
         put(arguments.get(index).copied().unwrap_or(0));
@@ -154,9 +154,9 @@ mod tests {
 
     #[test]
     fn packet_of_a_command() {
-        let bytes = packet(0x0400_8000, 648, &[0x1_0000_0000, 2]);
+        let bytes = packet(0x0400_8000, 2592, &[0x1_0000_0000, 2]);
         let words: Vec<u32> = crate::bytes::words_of(&bytes);
-        assert_eq!(words[..8], [0x3001_0001, 1, 3, 0, 0x0400_8000, 0, 648, 0]);
+        assert_eq!(words[..8], [0x3001_0001, 1, 3, 0, 0x0400_8000, 0, 2592, 0]);
         assert_eq!(words[8..], [1, 2, 0, 0, 0, 0, 0, 0, 0]);
     }
 }

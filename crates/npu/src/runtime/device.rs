@@ -97,13 +97,16 @@ impl<I: AccelIo> Device<I> {
     pub fn instructions(&self, stream: &Stream) -> Result<Instructions<I>> {
         let bytes = stream.encode()?;
         let buffer = self.heap_buffer(&bytes)?;
-        // A stream's header has its size in 32 bits, so its words fit as well.
-        Ok(Instructions { buffer, words: (bytes.len() / 4) as u32 })
+        // A stream's header has its size in 32 bits.
+        Ok(Instructions { buffer, bytes: bytes.len() as u32 })
     }
 
     /// Memory for the NPU's DMA.
     pub fn buffer(&self, bytes: usize) -> Result<Buffer<I>> {
-        Buffer::create(Arc::clone(&self.inner), BoKind::Shared, bytes as u64)
+        let buffer = Buffer::create(Arc::clone(&self.inner), BoKind::Shared, bytes as u64)?;
+        // The kernel cleared it through the cache; a late write-back would overwrite what the NPU writes.
+        buffer.object.flush(buffer.size)?;
+        Ok(buffer)
     }
 
     fn heap_buffer(&self, data: &[u8]) -> Result<HeapBuffer<I>> {
@@ -114,7 +117,7 @@ impl<I: AccelIo> Device<I> {
         call(&self.inner.io, Call::BufferInfo(&mut info))?;
         heap.write(info.xdna_addr, data)?;
         drop(heap);
-        object.sync(SyncDirection::ToDevice, data.len() as u64)?;
+        object.flush(data.len() as u64)?;
         Ok(HeapBuffer { object, address: info.xdna_addr })
     }
 }
@@ -126,9 +129,13 @@ pub(super) struct Object<I: AccelIo> {
 }
 
 impl<I: AccelIo> Object<I> {
-    fn sync(&self, direction: SyncDirection, size: u64) -> Result<()> {
-        let args = SyncBo { handle: self.handle, direction: direction as u32, offset: 0, size };
-        call(&self.inner.io, Call::SyncBuffer(&args))
+    /// Flushes the CPU's caches: writes back what the CPU wrote, and forgets what it read.
+    ///
+    /// The direction is always to the device. The flush is the same for both, and since Linux 6.19 the other one also
+    /// expects a debug buffer, and fails for all others.
+    fn flush(&self, size: u64) -> Result<()> {
+        let direction = SyncDirection::ToDevice as u32;
+        call(&self.inner.io, Call::SyncBuffer(&SyncBo { handle: self.handle, direction, offset: 0, size }))
     }
 }
 
@@ -147,7 +154,7 @@ pub(super) struct HeapBuffer<I: AccelIo> {
 /// A stream that commands can run.
 pub struct Instructions<I: AccelIo> {
     pub(super) buffer: HeapBuffer<I>,
-    pub(super) words: u32,
+    pub(super) bytes: u32,
 }
 
 /// Memory that this process and the NPU share.
@@ -183,12 +190,12 @@ impl<I: AccelIo> Buffer<I> {
     /// Writes at the start of the buffer, for the NPU to see.
     pub fn write(&self, data: &[u8]) -> Result<()> {
         self.put(data)?;
-        self.object.sync(SyncDirection::ToDevice, data.len() as u64)
+        self.object.flush(data.len() as u64)
     }
 
     /// Reads from the start of the buffer what the NPU wrote.
     pub fn read(&self, out: &mut [u8]) -> Result<()> {
-        self.object.sync(SyncDirection::FromDevice, out.len() as u64)?;
+        self.object.flush(out.len() as u64)?;
         self.get(out)
     }
 

@@ -9,10 +9,13 @@
 //! | a context is configured once, with PDIs in device buffers | `EINVAL` |
 //! | `SET_STATE` for root only | `EACCES` |
 //! | commands name the buffers that they use | the command fails |
-//! | what was not synchronised is not there | wrong data |
+//! | the NPU does not see the CPU's caches: `SYNC_BO` before and after | wrong data |
+//! | `SYNC_BO` from the device is for debug buffers, under the newer rule | `EINVAL` |
 //!
-//! The host's and the NPU's view of each buffer are separate, and `SYNC_BO` copies between them, so that a missing
-//! call is noticed. The clock is virtual: only waits advance it.
+//! Each buffer has the CPU's view and the NPU's, with dirty cache lines between them. `SYNC_BO` writes back dirty lines
+//! and invalidates the others, so that a missing call is noticed. The NPU sees shared buffers at their addresses in
+//! this process, as with shared page tables; under [`HeapRule::Fixed`] the driver does not report these addresses.
+//! The clock is virtual: only waits advance it.
 //!
 //! [`FakeDriver::fail_call`] makes one call fail; [`FakeDriver::leaks`] lists what was not released.
 
@@ -21,6 +24,7 @@ mod rules;
 
 use std::collections::BTreeMap;
 use std::io;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -94,8 +98,29 @@ struct Object {
     /// Address for the NPU.
     address: u64,
     mapped: bool,
+    /// What the CPU sees.
     host: Vec<u8>,
+    /// What the NPU sees.
     device: Vec<u8>,
+    /// Cache lines that the CPU has written and not yet written back.
+    dirty: Vec<bool>,
+}
+
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
+impl Object {
+    /// Writes back dirty lines, and reads the others again.
+    fn flush(&mut self, from: usize, to: usize) {
+        for line in from / LINE..to.div_ceil(LINE) {
+            let range = line * LINE..self.host.len().min((line + 1) * LINE);
+            if std::mem::take(&mut self.dirty[line]) {
+                self.device[range.clone()].copy_from_slice(&self.host[range]);
+            } else {
+                self.host[range.clone()].copy_from_slice(&self.device[range]);
+            }
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -233,6 +258,7 @@ impl AccelIo for FakeDriver {
         let address = state.addresses(len, 4096);
         let (handle, object) = state.mappable(map_offset, len)?;
         object.mapped = true;
+        object.address = address;
         state.mappings += 1;
         Ok(FakeMemory { driver: self.clone(), handle, address, len })
     }
@@ -302,11 +328,11 @@ impl Drop for FakeMemory {
 }
 
 impl FakeMemory {
-    fn with<T>(&self, offset: u64, len: usize, work: impl FnOnce(&mut [u8]) -> T) -> Option<T> {
-        let mut state = self.driver.state();
-        let object = state.buffers.get_mut(&self.handle)?;
-        let bytes = object.host.get_mut(usize::try_from(offset).ok()?..)?.get_mut(..len)?;
-        Some(work(bytes))
+    /// The range of bytes of an access, if it is inside.
+    fn range(&self, offset: u64, len: usize) -> Option<Range<usize>> {
+        let start = usize::try_from(offset).ok()?;
+        let end = start.checked_add(len)?;
+        (end as u64 <= self.len).then_some(start..end)
     }
 }
 
@@ -320,10 +346,17 @@ impl DeviceMemory for FakeMemory {
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> Option<()> {
-        self.with(offset, out.len(), |bytes| out.copy_from_slice(bytes))
+        let range = self.range(offset, out.len())?;
+        out.copy_from_slice(self.driver.state().buffers.get(&self.handle)?.host.get(range)?);
+        Some(())
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> Option<()> {
-        self.with(offset, data.len(), |bytes| bytes.copy_from_slice(data))
+        let range = self.range(offset, data.len())?;
+        let mut state = self.driver.state();
+        let object = state.buffers.get_mut(&self.handle)?;
+        object.host.get_mut(range.clone())?.copy_from_slice(data);
+        object.dirty.get_mut(range.start / LINE..range.end.div_ceil(LINE))?.fill(true);
+        Some(())
     }
 }

@@ -169,7 +169,9 @@ impl AccelIo for LinuxIo {
         }
         let len = usize::try_from(len).map_err(|_| Errno::NOMEM)?;
         let target = range.base.wrapping_add((range.aligned - range.base as u64 + at) as usize);
-        let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED);
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // Locked, as XRT does it: the firmware maps the heap when a context is created.
+        let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::LOCKED;
         // SAFETY: the target is inside the reserved range, as checked above, which nothing else uses: the heap maps
         // each chunk at its own place, once.
         let base =
@@ -285,18 +287,20 @@ mod tests {
     #[test]
     fn reserved_addresses_are_aligned_and_mappings_are_checked() {
         let io = LinuxIo::open(Path::new("/dev/zero")).expect("a node that is always there");
-        let range = io.reserve(8 << 20, 4 << 20).expect("free addresses");
-        let first = io.map_into(&range, 0, 0, 4 << 20).expect("a mapping");
-        let second = io.map_into(&range, 4 << 20, 0, 4 << 20).expect("a mapping");
-        assert!(first.address().is_multiple_of(4 << 20));
-        assert_eq!(second.address(), first.address() + (4 << 20));
-        assert!(io.map_into(&range, 5 << 20, 0, 4 << 20).is_err(), "past the range");
+        // Small, since the memory is locked.
+        const CHUNK: u64 = 16 << 10;
+        let range = io.reserve(2 * CHUNK, CHUNK).expect("free addresses");
+        let first = io.map_into(&range, 0, 0, CHUNK).expect("a mapping");
+        let second = io.map_into(&range, CHUNK, 0, CHUNK).expect("a mapping");
+        assert!(first.address().is_multiple_of(CHUNK));
+        assert_eq!(second.address(), first.address() + CHUNK);
+        assert!(io.map_into(&range, CHUNK + 4096, 0, CHUNK).is_err(), "past the range");
 
         let mut bytes = [1; 4];
-        assert_eq!(first.write((4 << 20) - 3, &[7; 3]), Some(()));
-        assert_eq!(first.read((4 << 20) - 4, &mut bytes), Some(()));
+        assert_eq!(first.write(CHUNK - 3, &[7; 3]), Some(()));
+        assert_eq!(first.read(CHUNK - 4, &mut bytes), Some(()));
         assert_eq!(bytes, [0, 7, 7, 7]);
-        assert_eq!(first.read((4 << 20) - 3, &mut bytes), None);
+        assert_eq!(first.read(CHUNK - 3, &mut bytes), None);
         assert_eq!(first.write(u64::MAX, &bytes), None);
         drop((range, first));
         assert_eq!(second.read(0, &mut bytes), Some(()), "a mapping keeps its range");

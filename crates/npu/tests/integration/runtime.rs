@@ -72,8 +72,11 @@ fn the_calls_of_a_run() {
     want.extend(in_heap);
     want.extend(["CREATE_HWCTX", "CONFIG_HWCTX"]);
     want.extend(in_heap);
-    // A, B and C; A and B are written.
-    want.extend(buffer.repeat(3));
+    // A, B and C, each flushed; A and B are written.
+    for _ in 0..3 {
+        want.extend(buffer);
+        want.push("SYNC_BO");
+    }
     want.extend(["SYNC_BO", "SYNC_BO"]);
     // The command, which is closed after the wait; C is read.
     want.extend(buffer);

@@ -38,11 +38,11 @@ impl State {
         let pair =
             |index: usize| Some(u64::from(*packet.get(index)?) | u64::from(*packet.get(index + 1)?) << 32);
         let parse = || {
-            let (mask, opcode, address, words) = (*packet.first()?, pair(1)?, pair(3)?, *packet.get(5)?);
+            let (mask, opcode, address, len) = (*packet.first()?, pair(1)?, pair(3)?, *packet.get(5)?);
             let arguments: Option<Vec<u64>> = (0..ARGUMENTS).map(|index| pair(6 + 2 * index)).collect();
-            (mask == 1 && opcode == RUN_STREAM).then_some((address, words, arguments?))
+            (mask == 1 && opcode == RUN_STREAM).then_some((address, len, arguments?))
         };
-        let Some((address, words, arguments)) = parse() else { return Some(CommandState::Error) };
+        let Some((address, len, arguments)) = parse() else { return Some(CommandState::Error) };
         // Only what the command lists is in memory.
         let listed = |address: u64, kind: BoKind| {
             buffers.iter().any(|handle| {
@@ -50,7 +50,7 @@ impl State {
                 object.is_some_and(|object| object.kind == kind && object.address == address)
             })
         };
-        let stream = match self.device_bytes(address, 4 * u64::from(words)) {
+        let stream = match self.device_bytes(address, u64::from(len)) {
             Some(bytes) if listed(address, BoKind::Device) => Stream::decode(&bytes),
             _ => return Some(CommandState::Error),
         };
