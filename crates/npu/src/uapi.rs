@@ -84,8 +84,6 @@ requests! {
     SYNCOBJ_TIMELINE_WAIT: READ_WRITE 0xca, SyncobjTimelineWait, 40, 0xc028_64ca;
 }
 
-/// Priority of contexts that ask for none in particular.
-pub const NORMAL_PRIORITY: u32 = 0x200;
 /// Operations per cycle that XRT's overlays announce.
 pub const MAX_OPERATIONS_PER_CYCLE: u32 = 0x800;
 

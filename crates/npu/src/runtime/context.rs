@@ -10,7 +10,7 @@ use super::io::{AccelIo, Call};
 use crate::error::{Error, Result};
 use crate::uapi::{
     BoKind, CONFIG_CU, CommandState, ConfigHwctx, CreateHwctx, CuConfig, DestroyHwctx, ExecCmd,
-    MAX_OPERATIONS_PER_CYCLE, NORMAL_PRIORITY, QosInfo, SyncobjDestroy,
+    MAX_OPERATIONS_PER_CYCLE, QosInfo, SyncobjDestroy,
 };
 
 /// Buffers of a command: the firmware's packet has room for five addresses.
@@ -37,7 +37,8 @@ pub struct Context<I: AccelIo> {
 
 impl<I: AccelIo> Context<I> {
     pub(super) fn create(inner: Arc<Inner<I>>, tiles: u32, pdi: HeapBuffer<I>) -> Result<Self> {
-        let qos = QosInfo { priority: NORMAL_PRIORITY, ..QosInfo::default() };
+        // No hints, as XRT gives none.
+        let qos = QosInfo::default();
         let mut create =
             CreateHwctx { max_opc: MAX_OPERATIONS_PER_CYCLE, num_tiles: tiles, ..CreateHwctx::default() };
         call(&inner.io, Call::CreateContext { args: &mut create, qos: &qos })?;
