@@ -6,7 +6,7 @@
 //! 4. [`Context::submit`] sends a command; [`Fence::wait`] waits for it.
 //!
 //! Handles and mappings are released on drop, also after errors. After a command failed or timed out, its context
-//! accepts no further commands, since the state of the array is unknown.
+//! is destroyed at once: the state of the array is unknown, and its DMA must stop before buffers are unmapped.
 //!
 //! All calls go through [`AccelIo`]: [`LinuxIo`] is the kernel, [`fake::FakeDriver`] a driver in this process that
 //! enforces the kernel's rules and runs the array model behind them.

@@ -27,10 +27,9 @@ const PACKET_WORDS: usize = 1 + 2 + 2 + 1 + 2 * MAX_ARGUMENTS;
 /// A part of the array with a loaded overlay.
 pub struct Context<I: AccelIo> {
     inner: Arc<Inner<I>>,
-    handle: u32,
+    /// `None` after a command failed or timed out: the context has been destroyed.
+    handle: Cell<Option<u32>>,
     timeline: u32,
-    /// Whether a command failed or timed out.
-    lost: Cell<bool>,
     /// Kept for as long as the firmware may load it again.
     _pdi: HeapBuffer<I>,
 }
@@ -44,7 +43,7 @@ impl<I: AccelIo> Context<I> {
         call(&inner.io, Call::CreateContext { args: &mut create, qos: &qos })?;
         let (handle, timeline) = (create.handle, create.syncobj_handle);
         let units = [CuConfig::new(pdi.object.handle)];
-        let context = Self { inner, handle, timeline, lost: Cell::new(false), _pdi: pdi };
+        let context = Self { inner, handle: Cell::new(Some(handle)), timeline, _pdi: pdi };
         let args = ConfigHwctx { handle, param_type: CONFIG_CU, ..ConfigHwctx::default() };
         call(&context.inner.io, Call::ConfigContext { args: &args, units: &units })?;
         Ok(context)
@@ -56,9 +55,7 @@ impl<I: AccelIo> Context<I> {
         instructions: &'a Instructions<I>,
         arguments: &[&'a Buffer<I>],
     ) -> Result<Fence<'a, I>> {
-        if self.lost.get() {
-            return Err(Error::ContextLost);
-        }
+        let hwctx = self.handle.get().ok_or(Error::ContextLost)?;
         if arguments.len() > MAX_ARGUMENTS {
             return Err(Error::TooManyArguments { given: arguments.len(), limit: MAX_ARGUMENTS });
         }
@@ -67,12 +64,12 @@ impl<I: AccelIo> Context<I> {
         command.put(&packet(instructions.buffer.address, instructions.bytes, &addresses))?;
         let mut handles = vec![instructions.buffer.object.handle];
         handles.extend(arguments.iter().map(|buffer| buffer.object.handle));
-        let mut args = ExecCmd { hwctx: self.handle, ..ExecCmd::default() };
+        let mut args = ExecCmd { hwctx, ..ExecCmd::default() };
         call(
             &self.inner.io,
             Call::Execute { args: &mut args, command: command.object.handle, buffers: &handles },
         )?;
-        Ok(Fence { context: self, command, point: args.seq })
+        Ok(Fence { context: self, command, point: args.seq, pending: true })
     }
 
     /// Submits a stream and waits for it.
@@ -86,29 +83,49 @@ impl<I: AccelIo> Context<I> {
     }
 }
 
+impl<I: AccelIo> Context<I> {
+    /// Destroys the context, which stops its commands.
+    fn destroy(&self) {
+        if let Some(handle) = self.handle.take() {
+            // Nothing can be done about a failure: closing the node frees what is left.
+            let _ = self.inner.io.call(Call::DestroyContext(&DestroyHwctx { handle, pad: 0 }));
+        }
+    }
+}
+
 impl<I: AccelIo> Drop for Context<I> {
     fn drop(&mut self) {
-        // Nothing can be done about failures: closing the node frees what is left.
-        let _ = self.inner.io.call(Call::DestroyContext(&DestroyHwctx { handle: self.handle, pad: 0 }));
+        self.destroy();
         let _ = self.inner.io.call(Call::DestroyTimeline(&SyncobjDestroy { handle: self.timeline, pad: 0 }));
     }
 }
 
 /// A submitted command.
-#[must_use = "the result is there only after the wait"]
+///
+/// The NPU may access the command's buffers at their addresses in this process. They must not be unmapped before it has
+/// stopped, so a fence that fails, or is dropped without a wait, destroys its context.
+#[must_use = "dropping it without a wait destroys the context"]
 pub struct Fence<'a, I: AccelIo> {
     context: &'a Context<I>,
     command: Buffer<I>,
     point: u64,
+    /// Whether the command may still run.
+    pending: bool,
+}
+
+impl<I: AccelIo> Drop for Fence<'_, I> {
+    fn drop(&mut self) {
+        if self.pending {
+            self.context.destroy();
+        }
+    }
 }
 
 impl<I: AccelIo> Fence<'_, I> {
     /// Waits until the command has completed.
-    pub fn wait(self, timeout: Duration) -> Result<()> {
+    pub fn wait(mut self, timeout: Duration) -> Result<()> {
         let result = self.outcome(timeout);
-        if result.is_err() {
-            self.context.lost.set(true);
-        }
+        self.pending = result.is_err();
         result
     }
 

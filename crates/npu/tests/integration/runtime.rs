@@ -204,6 +204,8 @@ fn failed_and_late_commands_lose_the_context() {
             Outcome::Hang => assert!(matches!(error, Error::Timeout { milliseconds: 2000 }), "{error}"),
             _ => assert!(matches!(error, Error::CommandFailed { .. }), "{error}"),
         }
+        // The NPU has stopped before any buffer can be unmapped.
+        assert_eq!(driver.calls()[driver.calls().len() - 2..], ["DESTROY_HWCTX", "GEM_CLOSE"], "{outcome:?}");
         driver.set_outcome(Outcome::Run);
         let error = context.run(&instructions, &[], TIMEOUT).expect_err("a lost context");
         assert!(matches!(error, Error::ContextLost), "{error}");
@@ -213,6 +215,22 @@ fn failed_and_late_commands_lose_the_context() {
         drop((another, context, instructions, device));
         assert_eq!(driver.leaks(), [""; 0], "{outcome:?}");
     }
+}
+
+#[test]
+fn a_dropped_fence_destroys_the_context() {
+    let driver = driver(HeapRule::Fixed);
+    let device = Device::open(driver.clone()).expect("a device");
+    let context = device.context(1, &small_overlay::pdi()).expect("a context");
+    let instructions = device.instructions(&Stream::new(1, Vec::new())).expect("a stream");
+    let first = context.submit(&instructions, &[]).expect("a fence");
+    let second = context.submit(&instructions, &[]).expect("a fence");
+    second.wait(TIMEOUT).expect("an empty stream");
+    first.wait(TIMEOUT).expect("an empty stream");
+    drop(context.submit(&instructions, &[]).expect("a fence"));
+    assert!(matches!(context.submit(&instructions, &[]), Err(Error::ContextLost)));
+    drop((context, instructions, device));
+    assert_eq!(driver.leaks(), [""; 0]);
 }
 
 #[test]
