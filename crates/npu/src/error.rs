@@ -1,0 +1,145 @@
+//! The errors of this crate.
+
+use std::fmt;
+
+use crate::array::Fault;
+
+/// The result of an operation of this crate.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// A binary format that this crate reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    /// Container of an overlay.
+    Xclbin,
+    /// Section `AIE_PARTITION` of an xclbin.
+    Partition,
+    /// Programmable device image.
+    Pdi,
+    /// Configuration data object: register writes.
+    Cdo,
+    /// Transaction stream: instructions of the NPU's controller.
+    Txn,
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Xclbin => "xclbin",
+            Self::Partition => "AIE_PARTITION section",
+            Self::Pdi => "PDI",
+            Self::Cdo => "CDO",
+            Self::Txn => "transaction stream",
+        })
+    }
+}
+
+/// What can go wrong, by what the caller can do about it.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The bytes are not of the format: a damaged or foreign file.
+    #[error("{format}: {reason} (byte {offset:#x}); check the file against its published SHA-256")]
+    Malformed {
+        /// The format that was expected.
+        format: Format,
+        /// Offset of the bytes in question.
+        offset: usize,
+        /// The rule that they break.
+        reason: String,
+    },
+    /// A valid file with a feature that this crate does not have.
+    #[error("{format}: {feature} is not supported; use an overlay built by mlir-aie for one partition")]
+    Unsupported {
+        /// The format of the file.
+        format: Format,
+        /// The feature.
+        feature: String,
+    },
+    /// A matrix product that the overlay cannot compute.
+    #[error("matrix product of {m} × {k} × {n}: {reason}")]
+    Shape {
+        /// Rows of the result.
+        m: usize,
+        /// Length of the dot products.
+        k: usize,
+        /// Columns of the result.
+        n: usize,
+        /// The limit that the shape exceeds.
+        reason: String,
+    },
+    /// The array model stopped: the configuration or the stream is wrong.
+    #[error("array model: {0}")]
+    Array(#[from] Fault),
+    /// The device node could not be opened.
+    #[error("cannot open {path}: {source}; {advice}")]
+    Open {
+        /// The device node.
+        path: String,
+        /// What the system said.
+        source: std::io::Error,
+        /// What to do.
+        advice: &'static str,
+    },
+    /// The device is not one that this crate drives.
+    #[error("{0}")]
+    WrongDevice(String),
+    /// A call to the driver failed.
+    #[error("NPU driver: {call} failed: {source}{advice}")]
+    Driver {
+        /// The call.
+        call: &'static str,
+        /// What the system said.
+        source: std::io::Error,
+        /// What to do, with a leading separator; empty where there is nothing to advise.
+        advice: &'static str,
+    },
+    /// The device heap is full.
+    #[error("the NPU's device heap has no room for {bytes} bytes; free buffers or use a smaller stream")]
+    HeapFull {
+        /// Size of the buffer.
+        bytes: u64,
+    },
+    /// An access past the end of a buffer.
+    #[error("NPU buffer of {size} bytes: access to {len} bytes at {offset} is out of bounds")]
+    OutOfBounds {
+        /// Size of the buffer.
+        size: u64,
+        /// Start of the access.
+        offset: u64,
+        /// Length of the access.
+        len: u64,
+    },
+    /// A command takes more buffers than its packet has room for.
+    #[error("a command takes at most {limit} buffers, not {given}")]
+    TooManyArguments {
+        /// Number of buffers.
+        given: usize,
+        /// Room of the packet.
+        limit: usize,
+    },
+    /// The NPU reported that a command failed.
+    #[error("the NPU ended the command in state {state}; its context is of no further use")]
+    CommandFailed {
+        /// The state in the command's header.
+        state: crate::uapi::CommandState,
+    },
+    /// The NPU did not finish a command in time.
+    #[error("the NPU did not finish the command within {milliseconds} ms; its context is of no further use")]
+    Timeout {
+        /// The limit.
+        milliseconds: u128,
+    },
+    /// The context was given up after a command failed or timed out.
+    #[error("the NPU context was given up after an earlier command failed; create another")]
+    ContextLost,
+}
+
+impl Error {
+    pub(crate) fn malformed(format: Format, offset: usize, reason: impl Into<String>) -> Self {
+        Self::Malformed { format, offset, reason: reason.into() }
+    }
+
+    pub(crate) fn unsupported(format: Format, feature: impl Into<String>) -> Self {
+        Self::Unsupported { format, feature: feature.into() }
+    }
+}

@@ -1,0 +1,27 @@
+//! AMD's XDNA NPU without XRT: from an overlay's file to the result of a matrix product.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`uapi`] | structures and numbers of the kernel's `amdxdna` driver |
+//! | [`xclbin`] | overlays: container, partition, PDI, CDO; reader and writer |
+//! | [`txn`] | instruction streams: encoder, decoder, disassembler |
+//! | [`tile`] | addresses and registers of the tile array |
+//! | [`gemm`] | matrix products of any shape: overlays by hash, and a generator of streams |
+//! | [`array`](mod@array) | a model of the tile array that runs an overlay and a stream on the CPU |
+//! | [`runtime`] | the driver: heap, buffers, contexts, commands, waits; and a fake driver with the model behind it |
+//!
+//! None of this has run on hardware by us yet. What can be checked without hardware is checked: sizes and numbers of
+//! the driver's interface, files bit by bit, and results in the array model.
+
+pub mod array;
+pub mod error;
+pub mod gemm;
+pub mod runtime;
+pub mod tile;
+pub mod txn;
+pub mod uapi;
+pub mod xclbin;
+
+mod bytes;
+
+pub use error::{Error, Format, Result};

@@ -1,0 +1,214 @@
+//! A device with its heap, and the buffers in it.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::context::Context;
+use super::heap::{Heap, call, close, driver_error};
+use super::io::{AccelIo, Call, DeviceMemory};
+use crate::error::{Error, Result};
+use crate::txn::Stream;
+use crate::uapi::{
+    AieMetadata, BoKind, CreateBo, DRIVER_NAME, GetBoInfo, GetInfo, QUERY_AIE_METADATA, SyncBo, SyncDirection,
+};
+
+/// Address that the driver reports for a buffer that the NPU sees at its address in this process.
+const NO_ADDRESS: u64 = u64::MAX;
+
+/// An NPU.
+pub struct Device<I: AccelIo> {
+    inner: Arc<Inner<I>>,
+}
+
+impl<I: AccelIo> Clone for Device<I> {
+    fn clone(&self) -> Self {
+        Self { inner: Arc::clone(&self.inner) }
+    }
+}
+
+pub(super) struct Inner<I: AccelIo> {
+    pub(super) io: I,
+    heap: Mutex<Heap<I>>,
+    metadata: AieMetadata,
+    version: (i32, i32),
+}
+
+impl<I: AccelIo> Inner<I> {
+    fn heap(&self) -> MutexGuard<'_, Heap<I>> {
+        // The heap's state is whole between calls, whatever panicked.
+        self.heap.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<I: AccelIo> Drop for Inner<I> {
+    fn drop(&mut self) {
+        self.heap.get_mut().unwrap_or_else(PoisonError::into_inner).close(&self.io);
+    }
+}
+
+impl<I: AccelIo> Device<I> {
+    /// Checks that the node is an XDNA NPU, and creates its heap.
+    pub fn open(io: I) -> Result<Self> {
+        let (mut name, mut version) = (String::new(), (0, 0));
+        call(&io, Call::Version { name: &mut name, version: &mut version })?;
+        if name != DRIVER_NAME {
+            return Err(Error::WrongDevice(format!(
+                "the device's driver is {name}, not {DRIVER_NAME}; choose the node of an AMD NPU"
+            )));
+        }
+        let mut bytes = [0; 64];
+        let mut args = GetInfo { param: QUERY_AIE_METADATA, ..GetInfo::default() };
+        call(&io, Call::Info { args: &mut args, buffer: &mut bytes })?;
+        let metadata = AieMetadata::from_bytes(&bytes);
+        if metadata.core.row_count == 0 || metadata.cols == 0 {
+            return Err(Error::WrongDevice(format!(
+                "the driver reports {} columns with {} rows of cores; update the NPU's firmware",
+                metadata.cols, metadata.core.row_count
+            )));
+        }
+        let inner = Inner { io, heap: Mutex::new(Heap::new()), metadata, version };
+        inner.heap().grow(&inner.io)?;
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// Size and version of the array.
+    pub fn metadata(&self) -> &AieMetadata {
+        &self.inner.metadata
+    }
+
+    /// Version of the driver: major, minor.
+    pub fn driver_version(&self) -> (i32, i32) {
+        self.inner.version
+    }
+
+    /// A context of `columns` columns with the PDI `image`.
+    pub fn context(&self, columns: u16, image: &[u8]) -> Result<Context<I>> {
+        let metadata = self.inner.metadata;
+        if columns == 0 || columns > metadata.cols {
+            return Err(Error::WrongDevice(format!(
+                "the overlay takes {columns} columns, and this NPU has {}; use another overlay",
+                metadata.cols
+            )));
+        }
+        let pdi = self.heap_buffer(image)?;
+        Context::create(Arc::clone(&self.inner), u32::from(columns) * u32::from(metadata.core.row_count), pdi)
+    }
+
+    /// Puts a stream into the heap.
+    pub fn instructions(&self, stream: &Stream) -> Result<Instructions<I>> {
+        let bytes = stream.encode()?;
+        let buffer = self.heap_buffer(&bytes)?;
+        // A stream's header has its size in 32 bits.
+        Ok(Instructions { buffer, bytes: bytes.len() as u32 })
+    }
+
+    /// Memory for the NPU's DMA.
+    pub fn buffer(&self, bytes: usize) -> Result<Buffer<I>> {
+        let buffer = Buffer::create(Arc::clone(&self.inner), BoKind::Shared, bytes as u64)?;
+        // The kernel cleared it through the cache; a late write-back would overwrite what the NPU writes.
+        buffer.object.flush(buffer.size)?;
+        Ok(buffer)
+    }
+
+    fn heap_buffer(&self, data: &[u8]) -> Result<HeapBuffer<I>> {
+        let mut heap = self.inner.heap();
+        let handle = heap.create(&self.inner.io, data.len() as u64)?;
+        let object = Object { inner: Arc::clone(&self.inner), handle };
+        let mut info = GetBoInfo::new(handle);
+        call(&self.inner.io, Call::BufferInfo(&mut info))?;
+        heap.write(info.xdna_addr, data)?;
+        drop(heap);
+        object.flush(data.len() as u64)?;
+        Ok(HeapBuffer { object, address: info.xdna_addr })
+    }
+}
+
+/// A buffer object; closed when it is dropped.
+pub(super) struct Object<I: AccelIo> {
+    inner: Arc<Inner<I>>,
+    pub(super) handle: u32,
+}
+
+impl<I: AccelIo> Object<I> {
+    /// Flushes the CPU's caches: writes back what the CPU wrote, and forgets what it read.
+    ///
+    /// The direction is always to the device. The flush is the same for both, and since Linux 6.19 the other one also
+    /// expects a debug buffer, and fails for all others.
+    fn flush(&self, size: u64) -> Result<()> {
+        let direction = SyncDirection::ToDevice as u32;
+        call(&self.inner.io, Call::SyncBuffer(&SyncBo { handle: self.handle, direction, offset: 0, size }))
+    }
+}
+
+impl<I: AccelIo> Drop for Object<I> {
+    fn drop(&mut self) {
+        close(&self.inner.io, self.handle);
+    }
+}
+
+/// A buffer in the heap.
+pub(super) struct HeapBuffer<I: AccelIo> {
+    pub(super) object: Object<I>,
+    pub(super) address: u64,
+}
+
+/// A stream that commands can run.
+pub struct Instructions<I: AccelIo> {
+    pub(super) buffer: HeapBuffer<I>,
+    pub(super) bytes: u32,
+}
+
+/// Memory that this process and the NPU share.
+pub struct Buffer<I: AccelIo> {
+    // Unmapped before the object is closed.
+    memory: I::Memory,
+    pub(super) object: Object<I>,
+    pub(super) address: u64,
+    size: u64,
+}
+
+impl<I: AccelIo> Buffer<I> {
+    pub(super) fn create(inner: Arc<Inner<I>>, kind: BoKind, size: u64) -> Result<Self> {
+        let mut create = CreateBo::new(kind, size);
+        call(&inner.io, Call::CreateBuffer(&mut create))?;
+        let object = Object { inner, handle: create.handle };
+        let io = &object.inner.io;
+        let mut info = GetBoInfo::new(object.handle);
+        call(io, Call::BufferInfo(&mut info))?;
+        let memory = io.map(info.map_offset, size).map_err(|source| driver_error("mmap", source))?;
+        // Where the NPU sees the process's addresses, the driver knows this one only now.
+        let mut info = GetBoInfo::new(object.handle);
+        call(io, Call::BufferInfo(&mut info))?;
+        let address = if info.xdna_addr == NO_ADDRESS { memory.address() } else { info.xdna_addr };
+        Ok(Self { memory, object, address, size })
+    }
+
+    /// Size in bytes.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Writes at the start of the buffer, for the NPU to see.
+    pub fn write(&self, data: &[u8]) -> Result<()> {
+        self.put(data)?;
+        self.object.flush(data.len() as u64)
+    }
+
+    /// Reads from the start of the buffer what the NPU wrote.
+    pub fn read(&self, out: &mut [u8]) -> Result<()> {
+        self.object.flush(out.len() as u64)?;
+        self.get(out)
+    }
+
+    pub(super) fn put(&self, data: &[u8]) -> Result<()> {
+        self.memory.write(0, data).ok_or_else(|| self.outside(data.len()))
+    }
+
+    pub(super) fn get(&self, out: &mut [u8]) -> Result<()> {
+        let len = out.len();
+        self.memory.read(0, out).ok_or_else(|| self.outside(len))
+    }
+
+    fn outside(&self, len: usize) -> Error {
+        Error::OutOfBounds { size: self.size, offset: 0, len: len as u64 }
+    }
+}

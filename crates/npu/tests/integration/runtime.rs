@@ -1,0 +1,292 @@
+//! The runtime on the fake driver: the sequence of calls, faults at each of them, and products through them.
+
+use std::time::Duration;
+
+use npu::Error;
+use npu::gemm::{GemmPlan, Overlay};
+use npu::runtime::fake::{FakeDriver, HeapRule, Outcome};
+use npu::runtime::{AccelIo, Call, Context, Device};
+use npu::tile::{Register, TileKind, TilePlace};
+use npu::txn::{Op, Stream};
+use npu::uapi::{BoKind, CommandState, CreateBo, GetBoInfo, MAX_CONTEXTS, SetState};
+use npu::xclbin::Xclbin;
+use rustix::io::Errno;
+
+use super::{Random, data, reference, small_overlay};
+
+const TIMEOUT: Duration = Duration::from_secs(2);
+const EXPANDABLE: HeapRule = HeapRule::Expandable { chunks: 8 };
+
+fn driver(rule: HeapRule) -> FakeDriver {
+    FakeDriver::new(rule, small_overlay::overlay().library())
+}
+
+/// A product through the driver.
+fn gemm(
+    driver: &FakeDriver,
+    overlay: &Overlay,
+    image: &[u8],
+    shape: (usize, usize, usize),
+) -> npu::Result<bool> {
+    let (m, k, n) = shape;
+    let plan = GemmPlan::new(overlay, m, k, n)?;
+    let mut random = Random(1);
+    let (a, b) = (random.matrix(m * k), random.matrix(k * n));
+
+    let device = Device::open(driver.clone())?;
+    let context = device.context(u16::from(overlay.columns), image)?;
+    let instructions = device.instructions(&plan.stream()?)?;
+    let (packed_a, packed_b) = (plan.pack_a(&a)?, plan.pack_b(&b)?);
+    let (buffer_a, buffer_b) = (device.buffer(packed_a.len())?, device.buffer(packed_b.len())?);
+    let buffer_c = device.buffer(plan.c_bytes())?;
+    buffer_a.write(&packed_a)?;
+    buffer_b.write(&packed_b)?;
+    context.run(&instructions, &[&buffer_a, &buffer_b, &buffer_c], TIMEOUT)?;
+    let mut c = vec![0; plan.c_bytes()];
+    buffer_c.read(&mut c)?;
+    Ok(plan.unpack_c(&c)? == reference(&a, &b, k, n))
+}
+
+fn small(driver: &FakeDriver) -> npu::Result<bool> {
+    gemm(driver, &small_overlay::overlay(), &small_overlay::pdi(), (9, 40, 20))
+}
+
+#[test]
+fn a_product_through_the_driver() {
+    for rule in [HeapRule::Fixed, EXPANDABLE] {
+        let driver = driver(rule);
+        assert!(small(&driver).unwrap_or_else(|error| panic!("{rule:?}: {error}")), "{rule:?}");
+        assert_eq!(driver.leaks(), [""; 0], "{rule:?}");
+    }
+}
+
+#[test]
+fn the_calls_of_a_run() {
+    let driver = driver(HeapRule::Fixed);
+    small(&driver).expect("a product");
+    let buffer = ["CREATE_BO", "GET_BO_INFO", "mmap", "GET_BO_INFO"];
+    let in_heap = ["CREATE_BO", "GET_BO_INFO", "SYNC_BO"];
+    let mut want = vec!["VERSION", "GET_INFO"];
+    // The heap, and the PDI in it; the context; the stream.
+    want.extend(["mmap", "CREATE_BO", "GET_BO_INFO", "mmap"]);
+    want.extend(in_heap);
+    want.extend(["CREATE_HWCTX", "CONFIG_HWCTX"]);
+    want.extend(in_heap);
+    // A, B and C, each flushed; A and B are written.
+    for _ in 0..3 {
+        want.extend(buffer);
+        want.push("SYNC_BO");
+    }
+    want.extend(["SYNC_BO", "SYNC_BO"]);
+    // The command, which is closed after the wait; C is read.
+    want.extend(buffer);
+    want.extend(["EXEC_CMD", "SYNCOBJ_TIMELINE_WAIT", "GEM_CLOSE", "SYNC_BO"]);
+    // C, B, A, the stream; the context and its PDI; the heap.
+    want.extend(["GEM_CLOSE"; 4]);
+    want.extend(["DESTROY_HWCTX", "SYNCOBJ_DESTROY", "GEM_CLOSE", "GEM_CLOSE"]);
+    assert_eq!(driver.calls(), want);
+}
+
+#[test]
+fn a_fault_at_any_call_is_an_error_without_leaks() {
+    let calls = driver(HeapRule::Fixed);
+    small(&calls).expect("a product");
+    let calls = calls.calls();
+    let mut failed = 0;
+    for rule in [HeapRule::Fixed, EXPANDABLE] {
+        for (index, name) in calls.iter().enumerate() {
+            for error in [Errno::INVAL, Errno::NOMEM, Errno::NODEV, Errno::AGAIN, Errno::NOSPC, Errno::TIME] {
+                let driver = driver(rule);
+                driver.fail_call(index, error);
+                let result = small(&driver);
+                let gives_back = matches!(*name, "GEM_CLOSE" | "DESTROY_HWCTX" | "SYNCOBJ_DESTROY");
+                // EAGAIN for a device buffer asks for another chunk of the heap, which expandable ones have.
+                let retried = error == Errno::AGAIN && *name == "CREATE_BO" && rule == EXPANDABLE;
+                match result {
+                    Ok(right) => assert!(right && (gives_back || retried), "{name} ({index}): {error}"),
+                    Err(_) => failed += 1,
+                }
+                assert_eq!(driver.leaks(), [""; 0], "{name} ({index}): {error}");
+            }
+        }
+    }
+    println!("{failed} faults at {} calls, each an error without leaks", calls.len());
+    assert!(failed > calls.len());
+}
+
+#[test]
+fn the_rules_of_the_kernel() {
+    let driver = driver(HeapRule::Fixed);
+    let create = |size, kind| {
+        let mut args = CreateBo::new(BoKind::Shared, size);
+        args.kind = kind;
+        driver.call(Call::CreateBuffer(&mut args)).map(|()| args.handle)
+    };
+    let errno = |result: std::io::Result<u32>| result.expect_err("a rule is broken").raw_os_error();
+    let code = |errno: Errno| Some(errno.raw_os_error());
+    assert_eq!(errno(create(4096, 3)), code(Errno::INVAL), "a device buffer before the heap");
+    assert_eq!(errno(create(32 << 20, 2)), code(Errno::INVAL), "a heap of another size");
+    assert_eq!(errno(create(0, 1)), code(Errno::INVAL), "nothing");
+    assert_eq!(errno(create(4096, 9)), code(Errno::INVAL), "an unknown kind");
+    let heap = create(64 << 20, 2).expect("a heap");
+    assert_eq!(errno(create(4096, 3)), code(Errno::INVAL), "a device buffer before the heap is mapped");
+    assert_eq!(errno(create(64 << 20, 2)), code(Errno::BUSY), "a second heap");
+    let mut info = GetBoInfo::new(heap);
+    driver.call(Call::BufferInfo(&mut info)).expect("an answer");
+    let odd = driver.reserve(256 << 20, 32 << 20).expect("a range");
+    assert!(driver.map_into(&odd, 32 << 20, info.map_offset, 64 << 20).is_err(), "not a multiple of 64 MiB");
+
+    let mut args = SetState::default();
+    let state = driver.call(Call::SetState { args: &mut args, buffer: &[0; 8] });
+    assert_eq!(state.expect_err("not root").raw_os_error(), code(Errno::ACCESS));
+    driver.set_root(true);
+    driver.call(Call::SetState { args: &mut args, buffer: &[0; 8] }).expect("root");
+}
+
+#[test]
+fn at_most_six_contexts() {
+    let driver = driver(HeapRule::Fixed);
+    let device = Device::open(driver.clone()).expect("a device");
+    let image = small_overlay::pdi();
+    let mut contexts: Vec<Context<_>> = Vec::new();
+    for _ in 0..MAX_CONTEXTS {
+        contexts.push(device.context(1, &image).expect("a context"));
+    }
+    let error = device.context(1, &image).err().expect("a seventh context").to_string();
+    assert!(error.contains("CREATE_HWCTX"), "{error}");
+    contexts.pop();
+    contexts.push(device.context(1, &image).expect("a context in place of another"));
+    drop((contexts, device));
+    assert_eq!(driver.leaks(), [""; 0]);
+}
+
+#[test]
+fn heaps_of_both_rules_fill_up() {
+    // A stream of somewhat more than 20 MiB: three fit into 64 MiB.
+    let stream = Stream::new(1, vec![Op::BlockWrite { address: 0x20_0000, data: vec![0; 21 << 18] }]);
+    for (rule, most) in [(HeapRule::Fixed, 3), (HeapRule::Expandable { chunks: 2 }, 6)] {
+        let driver = driver(rule);
+        let device = Device::open(driver.clone()).expect("a device");
+        let mut streams = Vec::new();
+        let error = loop {
+            match device.instructions(&stream) {
+                Ok(stream) => streams.push(stream),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(streams.len(), most, "{rule:?}");
+        assert!(matches!(error, Error::HeapFull { .. }), "{error}");
+        streams.pop();
+        device.instructions(&stream).expect("room again");
+        drop((streams, device));
+        assert_eq!(driver.leaks(), [""; 0], "{rule:?}");
+    }
+}
+
+#[test]
+fn failed_and_late_commands_lose_the_context() {
+    let outcomes = [
+        Outcome::End(CommandState::Error),
+        Outcome::End(CommandState::Abort),
+        Outcome::End(CommandState::Timeout),
+        Outcome::End(CommandState::NoResponse),
+        Outcome::Hang,
+    ];
+    for outcome in outcomes {
+        let driver = driver(HeapRule::Fixed);
+        let device = Device::open(driver.clone()).expect("a device");
+        let context = device.context(1, &small_overlay::pdi()).expect("a context");
+        let instructions = device.instructions(&Stream::new(1, Vec::new())).expect("a stream");
+        context.run(&instructions, &[], TIMEOUT).expect("an empty stream");
+        driver.set_outcome(outcome);
+        let error = context.run(&instructions, &[], TIMEOUT).expect_err("a failed command");
+        match outcome {
+            Outcome::Hang => assert!(matches!(error, Error::Timeout { milliseconds: 2000 }), "{error}"),
+            _ => assert!(matches!(error, Error::CommandFailed { .. }), "{error}"),
+        }
+        // The NPU has stopped before any buffer can be unmapped.
+        assert_eq!(driver.calls()[driver.calls().len() - 2..], ["DESTROY_HWCTX", "GEM_CLOSE"], "{outcome:?}");
+        driver.set_outcome(Outcome::Run);
+        let error = context.run(&instructions, &[], TIMEOUT).expect_err("a lost context");
+        assert!(matches!(error, Error::ContextLost), "{error}");
+        // Another one works.
+        let another = device.context(1, &small_overlay::pdi()).expect("a context");
+        another.run(&instructions, &[], TIMEOUT).expect("an empty stream");
+        drop((another, context, instructions, device));
+        assert_eq!(driver.leaks(), [""; 0], "{outcome:?}");
+    }
+}
+
+#[test]
+fn a_dropped_fence_destroys_the_context() {
+    let driver = driver(HeapRule::Fixed);
+    let device = Device::open(driver.clone()).expect("a device");
+    let context = device.context(1, &small_overlay::pdi()).expect("a context");
+    let instructions = device.instructions(&Stream::new(1, Vec::new())).expect("a stream");
+    let first = context.submit(&instructions, &[]).expect("a fence");
+    let second = context.submit(&instructions, &[]).expect("a fence");
+    second.wait(TIMEOUT).expect("an empty stream");
+    first.wait(TIMEOUT).expect("an empty stream");
+    drop(context.submit(&instructions, &[]).expect("a fence"));
+    assert!(matches!(context.submit(&instructions, &[]), Err(Error::ContextLost)));
+    drop((context, instructions, device));
+    assert_eq!(driver.leaks(), [""; 0]);
+}
+
+#[test]
+fn faults_of_the_array_reach_the_caller() {
+    let driver = driver(HeapRule::Fixed);
+    let device = Device::open(driver.clone()).expect("a device");
+    let shim = TilePlace { column: 0, row: 0 };
+    let address =
+        u64::from(shim.address(Register::Lock { index: 0 }.offset(TileKind::Shim).expect("a lock")));
+
+    let context = device.context(1, &small_overlay::pdi()).expect("a context");
+    let bad = device.instructions(&Stream::new(1, vec![Op::Write { address, value: 64 }])).expect("a stream");
+    let error = context.run(&bad, &[], TIMEOUT).expect_err("a lock above 63");
+    assert!(matches!(error, Error::CommandFailed { state: CommandState::Error }), "{error}");
+    assert!(driver.fault().is_some_and(|fault| fault.to_string().contains("0 to 63")));
+
+    // A stream that waits for what does not happen ends in a timeout.
+    let context = device.context(1, &small_overlay::pdi()).expect("a context");
+    let poll = Op::MaskPoll { address, value: 1, mask: 1 };
+    let never = device.instructions(&Stream::new(1, vec![poll])).expect("a stream");
+    let error = context.run(&never, &[], TIMEOUT).expect_err("a wait without end");
+    assert!(matches!(error, Error::Timeout { .. }), "{error}");
+}
+
+#[test]
+fn wrong_uses_are_errors() {
+    let other = driver(HeapRule::Fixed);
+    other.set_name("amdgpu");
+    let error = Device::open(other).err().expect("another driver").to_string();
+    assert!(error.contains("amdgpu"), "{error}");
+
+    let driver = driver(HeapRule::Fixed);
+    let device = Device::open(driver).expect("a device");
+    assert_eq!((device.metadata().cols, device.driver_version()), (4, (0, 7)));
+    assert!(device.context(5, &small_overlay::pdi()).is_err(), "more columns than there are");
+    assert!(device.context(1, b"no PDI").is_err());
+    let context = device.context(1, &small_overlay::pdi()).expect("a context");
+    let instructions = device.instructions(&Stream::new(1, Vec::new())).expect("a stream");
+    let buffer = device.buffer(64).expect("a buffer");
+    assert!(matches!(buffer.write(&[0; 65]), Err(Error::OutOfBounds { .. })));
+    assert!(buffer.read(&mut [0; 65]).is_err());
+    let error = context.submit(&instructions, &[&buffer; 6]).err().expect("six buffers");
+    assert!(matches!(error, Error::TooManyArguments { given: 6, limit: 5 }), "{error}");
+}
+
+#[test]
+fn public_overlays_through_the_driver() {
+    for (overlay, shape) in
+        [(&Overlay::GEMM_256_1COL, (40, 256, 70)), (&Overlay::GEMM_512_4COL, (256, 600, 130))]
+    {
+        let Some(file) = data(&format!("{}.xclbin", overlay.name)) else { continue };
+        let partition = Xclbin::decode(&file).and_then(|xclbin| xclbin.partition()).expect("a partition");
+        let driver = FakeDriver::new(HeapRule::Fixed, overlay.library());
+        assert_eq!(partition.columns, u16::from(overlay.columns));
+        let right = gemm(&driver, overlay, &partition.pdis[0].image, shape);
+        assert!(right.unwrap_or_else(|error| panic!("{}: {error}", overlay.name)), "{}", overlay.name);
+        assert_eq!(driver.leaks(), [""; 0]);
+    }
+}
