@@ -88,7 +88,9 @@ pub(super) fn coopmat_shape(matrix: &Matrix, columns: usize, epilogue: Epilogue)
 /// Whether the products of a step of this many rows compute the norms before them: one dispatch less per
 /// norm, for very few rows.
 pub(super) fn computes_own_norm(model: &Model, rows: usize) -> bool {
-    let hidden = model.config.hidden as usize;
+    let (caps, hidden) = (model.device.caps(), model.config.hidden as usize);
+    let ends_block = |id: &MatrixId| matches!(id, MatrixId::AttentionOutput(_) | MatrixId::Down(_));
+    let mut block_outputs = model.weights.matrices.iter().filter(|(id, _)| ends_block(id));
     rows <= gemv::policy::MAX_SHARED_X_COLUMNS
         // The gate of per-layer inputs reads the residual stream, which would be written too late.
         && model.config.per_layer_width.is_none()
@@ -96,5 +98,6 @@ pub(super) fn computes_own_norm(model: &Model, rows: usize) -> bool {
         && (model.experts().is_none() || rows == 1 && router_adds(model, rows) && sums_experts(model, rows))
         && !model.reproducible
         && model.activations(rows) == Activations::Int16
-        && gemv::policy::has_prologue(model.device.caps(), hidden, rows)
+        && gemv::policy::has_prologue(caps, hidden, rows)
+        && block_outputs.all(|(_, matrix)| gemv::policy::supports_splits(caps, &matrix.layout(), rows))
 }

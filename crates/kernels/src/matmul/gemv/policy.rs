@@ -125,16 +125,21 @@ pub fn schemes(activations: Activations) -> &'static [Scheme] {
     }
 }
 
-/// Whether products of this many columns can compute their x in a prologue on a device, for rows of `k` values, and split
-/// products can keep theirs in shared memory.
+/// Whether products of this many columns can compute their x in a prologue on a device, for rows of `k` values.
 pub fn has_prologue(caps: &Caps, k: usize, columns: usize) -> bool {
     let quads = k.div_ceil(tensor::QUAD) as u32;
     let shared =
         quads * X_QUAD_BYTES + MAX_SHARED_X_THREADS * 2 + (MAX_SHARED_X_THREADS / SLICE) * 2 * 2 * 16 * 4;
     let fits = quads <= MAX_PROLOGUE_QUADS && shared <= caps.max_shared_bytes;
-    let longest = quads.max(max_split_quads(caps));
-    let more_fit = (1..=MAX_SHARED_X_COLUMNS).contains(&columns) && fits_shared(caps, columns, longest);
+    let more_fit = (1..=MAX_SHARED_X_COLUMNS).contains(&columns) && fits_shared(caps, columns, quads);
     caps.tier() >= Some(Tier::T1) && k.is_multiple_of(crate::HALF_GROUP) && fits && (columns == 1 || more_fit)
+}
+
+/// Whether a product that leaves its partial sums to a prologue, split as [`splits`] tells, can have this many columns on a
+/// device.
+pub fn supports_splits(caps: &Caps, weights: &Layout, columns: usize) -> bool {
+    let quads = (weights.quads() as u32).div_ceil(splits(caps, weights));
+    (1..=MAX_SHARED_X_COLUMNS).contains(&columns) && fits_shared(caps, columns, quads)
 }
 
 /// Whether shared memory has room for columns of x of this many quads, and for partial sums beside them.
@@ -556,7 +561,11 @@ fn with_prologues(caps: &Caps, shape: Shape, tier: Tier) -> Vec<Shape> {
         {
             list.push(Shape { prologue, ..shape });
         }
-    } else if x_in_shared && splits > 1 && shape.epilogue == Epilogue::None {
+    } else if x_in_shared
+        && splits > 1
+        && supports_splits(caps, &shape.weights, shape.columns)
+        && shape.epilogue == Epilogue::None
+    {
         list.push(Shape { splits, ..shape });
     }
     list
