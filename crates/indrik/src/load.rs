@@ -307,6 +307,7 @@ fn load_runner(
         placement: &placement,
         limits,
         reproducible: options.reproducible,
+        row_invariant: false,
         samplings: &samplings,
         stream: stream::Options::default(),
         encoder,

@@ -6,6 +6,7 @@ mod load;
 mod mixed;
 mod prefill;
 mod profile;
+mod verify;
 
 use std::{
     sync::{Arc, atomic::AtomicBool},
@@ -31,6 +32,7 @@ use crate::{
 };
 
 pub use load::{EncoderLoadOptions, LoadOptions};
+pub use verify::MAX_VERIFY_ROWS;
 
 /// Totals since a runner was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -411,7 +413,7 @@ impl Runner {
         samplings: &[RowSampling<'_>],
     ) -> Result<()> {
         let last = rows[..counts.decode].iter().map(|row| row.position + steps - 1).max();
-        if let (true, Some(last)) = (self.model.one_dispatch, last) {
+        if let (true, Some(last)) = (self.model.attends_in_one_dispatch(counts.decode_bucket()), last) {
             let (model, limits) = (&self.model, self.cache.limits());
             for (variant, attention) in model.attention_variants().iter().enumerate() {
                 let workgroups =
@@ -438,16 +440,24 @@ impl Runner {
 
     /// The tokens that a step of the last run sampled for its rows.
     fn read_sampled(&mut self, step: usize, rows: &[Row]) -> Result<Vec<Sampled>> {
-        match self.sampler.read(step, rows) {
-            Ok((sampled, bytes)) => {
-                self.read_back += bytes;
-                Ok(sampled)
-            }
-            Err(error) => {
-                self.clear_caches();
-                Err(error)
-            }
+        let sampled = self.read_rows(step, rows)?;
+        match sampled.iter().position(Option::is_none) {
+            Some(row) => Err(self.non_finite(&rows[row])),
+            None => Ok(sampled.into_iter().flatten().collect()),
         }
+    }
+
+    /// The same, with `None` for rows whose logits are not finite.
+    fn read_rows(&mut self, step: usize, rows: &[Row]) -> Result<Vec<Option<Sampled>>> {
+        let (sampled, bytes) = self.sampler.read(step, rows.len())?;
+        self.read_back += bytes;
+        Ok(sampled)
+    }
+
+    /// The error of a row whose logits are not finite.
+    fn non_finite(&mut self, row: &Row) -> Error {
+        self.clear_caches();
+        Error::NonFiniteLogits { position: row.position }
     }
 
     /// Forgets what earlier steps computed, after logits that are not finite: keys and values in the prefix cache may be

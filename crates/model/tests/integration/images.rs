@@ -140,6 +140,7 @@ impl VisionFixture {
             placement: &placement(device, &self.checkpoint),
             limits,
             reproducible: false,
+            row_invariant: false,
             samplings: &[],
             stream: Options { slot_bytes: 1 << 20, slots: 2, threads: 1, ..Options::default() },
             encoder: Some(encoder),
