@@ -17,8 +17,12 @@ use model::{Limits, Model, Runner};
 
 /// Step times on this driver vary with the load of the machine. A budget of zero makes chunks as short as
 /// possible, whatever they take.
-const OPTIONS: Options =
-    Options { queue_capacity: 64, mixed_step_budget: Duration::ZERO, prefill_step_budget: Duration::ZERO };
+const OPTIONS: Options = Options {
+    queue_capacity: 64,
+    mixed_step_budget: Duration::ZERO,
+    prefill_step_budget: Duration::ZERO,
+    speculate: true,
+};
 
 const NAME: &str = "gguf_q8_0";
 
