@@ -146,7 +146,7 @@ impl<B: Backend> Scheduler<B> {
         // A token mask depends on the token before it, which the host sees only after the step.
         let masked = batch().any(|job| job.mask().is_some());
         let rows = batch().count();
-        let usual = if masked { 1 } else { self.backend.decode_run_steps(rows) };
+        let usual = if masked { 1 } else { self.trials.run_steps(self.backend.decode_run_steps(rows)) };
         let max_steps = shortest.min(usual).max(1);
         let steps = match self.decode_batch(max_steps, &selected) {
             // A run allocates the pages of all its steps at once. There may be enough for a single step.

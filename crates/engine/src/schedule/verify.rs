@@ -51,7 +51,7 @@ impl<B: Backend> Scheduler<B> {
         if let Some(bytes) = bytes {
             self.status.memory_traffic.record(bytes, elapsed, generated as u64);
         }
-        self.trials.record_verify_step();
+        self.trials.record_verify_step(generated > depths.len());
         self.status.verify_steps += 1;
         self.record_steps(1, rows);
         let mut results = outputs.into_iter().zip(&drafts);

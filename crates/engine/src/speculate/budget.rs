@@ -7,6 +7,12 @@ const MIN_GAIN: f64 = 1.02;
 /// measures could stay wrong for ever.
 const TRIAL_INTERVAL: u32 = 64;
 
+/// Steps after an accepted draft in which decode runs are short: the next match would otherwise wait for the end of a run.
+const SHORT_RUNS_INTERVAL: u32 = 16;
+
+/// Steps of a short run: as many tokens as a match takes.
+const SHORT_RUN_STEPS: usize = 2;
+
 /// Every eighth trial verifies all drafts. The others verify one, which costs at most a second row.
 const FULL_TRIAL_INTERVAL: u32 = 8;
 
@@ -55,17 +61,19 @@ pub(crate) struct Trials {
     trials: u32,
     /// Whether the last verify step failed, for lack of memory for example.
     failed: bool,
+    /// Whether it accepted a draft.
+    accepted: bool,
 }
 
 impl Trials {
-    /// Records a step that verified drafts.
-    pub fn record_verify_step(&mut self) {
-        (self.steps, self.failed) = (0, false);
+    /// Records a step that verified drafts, and whether it accepted any.
+    pub fn record_verify_step(&mut self, accepted: bool) {
+        (self.steps, self.failed, self.accepted) = (0, false, accepted);
     }
 
     /// Records a step that failed to.
     pub fn record_failure(&mut self) {
-        (self.steps, self.failed) = (0, true);
+        (self.steps, self.failed, self.accepted) = (0, true, false);
     }
 
     /// Whether nothing should be drafted: the next attempt would probably fail too, and has cost time.
@@ -76,6 +84,12 @@ impl Trials {
     /// Records steps without drafts.
     pub fn record_steps(&mut self, steps: usize) {
         self.steps = self.steps.saturating_add(steps as u32);
+    }
+
+    /// Steps of the next decode run, which would have `usual` otherwise.
+    pub fn run_steps(self, usual: usize) -> usize {
+        let short = self.accepted && self.steps < SHORT_RUNS_INTERVAL;
+        if short { usual.min(SHORT_RUN_STEPS) } else { usual }
     }
 
     /// Whether a draft is to be tried.
@@ -194,7 +208,7 @@ mod tests {
                 0 => trials.record_steps(1),
                 drafts => {
                     tried.push((step, drafts));
-                    trials.record_verify_step();
+                    trials.record_verify_step(false);
                 }
             }
         }
@@ -212,7 +226,19 @@ mod tests {
         assert!(trials.are_paused());
         trials.record_steps(TRIAL_INTERVAL as usize);
         assert!(!trials.are_paused());
-        trials.record_verify_step();
+        trials.record_verify_step(false);
         assert!(!trials.are_paused());
+    }
+
+    #[test]
+    fn runs_are_short_for_some_steps_after_an_accepted_draft() {
+        let mut trials = Trials::default();
+        assert_eq!(trials.run_steps(32), 32);
+        trials.record_verify_step(true);
+        assert_eq!((trials.run_steps(32), trials.run_steps(1)), (SHORT_RUN_STEPS, 1));
+        trials.record_steps(SHORT_RUNS_INTERVAL as usize);
+        assert_eq!(trials.run_steps(32), 32);
+        trials.record_verify_step(false);
+        assert_eq!(trials.run_steps(32), 32);
     }
 }

@@ -48,7 +48,7 @@ pub fn replay(prompt: &[u32], completion: &[u32], step_times: &[Duration]) -> Op
         if drafts.is_empty() {
             trials.record_steps(1);
         } else {
-            trials.record_verify_step();
+            trials.record_verify_step(accepted > 0);
             drafter.record(&drafts, accepted);
             acceptance.record(&drafts, accepted);
         }
