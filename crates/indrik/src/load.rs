@@ -321,12 +321,18 @@ fn load_runner(
     });
     let done = AtomicBool::new(false);
     let samplings = if options.serving { served_samplings(files).to_vec() } else { vec![] };
+    let is_free = model::Model::row_invariance_is_free(device.caps());
+    let row_invariant = options.speculate == Speculate::Auto && is_free;
     let load_options = LoadOptions {
         placement: &placement,
         limits,
         reproducible: options.reproducible,
-        row_invariant: options.speculate == Speculate::Auto
-            && model::Model::row_invariance_is_free(device.caps()),
+        row_invariant,
+        verifies: match options.speculate {
+            Speculate::Auto => row_invariant || options.reproducible,
+            Speculate::Off => false,
+            Speculate::Fastest => true,
+        },
         samplings: &samplings,
         stream: stream::Options::default(),
         encoder,

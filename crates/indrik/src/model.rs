@@ -13,7 +13,7 @@ use model::{Runner, TuningReport, language::Language};
 
 use crate::{
     Chat, Error, GenerateOptions, Generation, ImageReader, LoadProgress, LoadReport, ModelFiles, Options,
-    Prompt, Result, Speculate,
+    Prompt, Result,
     backend::{HeapProbe, SharedBackend},
     load::{self, PROGRESS_INTERVAL, SetOnDrop},
 };
@@ -121,11 +121,7 @@ impl Model {
         if let Some(engine) = &*slot {
             return Ok(engine.clone());
         }
-        let speculate = match self.0.options.speculate {
-            Speculate::Off => false,
-            Speculate::Fastest => true,
-            Speculate::Auto => self.with_runner(|runner| Ok(runner.model().is_row_invariant()))?,
-        };
+        let speculate = self.with_runner(|runner| Ok(runner.verifies()))?;
         let queue_capacity = self.0.options.queue_capacity;
         let options = engine::Options { queue_capacity, speculate, ..engine::Options::default() };
         let engine = Engine::start_metered(self.0.backend.clone(), options, power)?;

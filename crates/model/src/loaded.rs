@@ -213,11 +213,6 @@ impl Model {
         self
     }
 
-    /// Whether logits do not depend on how many drafts are verified.
-    pub fn is_row_invariant(&self) -> bool {
-        self.reproducible || self.row_invariant
-    }
-
     /// Whether row-invariant logits cost nothing on a device: a CPU driver has one kernel for any number of rows. On a GPU
     /// the fastest kernels for a single row add up in another order than those for several; an H200 decodes 87.9 instead
     /// of 118.8 tok/s (27B, int8) without them.

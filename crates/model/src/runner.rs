@@ -75,6 +75,8 @@ pub struct Runner {
     compiled_ahead: Vec<Pipeline>,
     /// Whether a prefill step may run in the program of a larger bucket because its own is not recorded yet.
     substitutes: bool,
+    /// Whether the programs of verify steps are recorded ahead of their use.
+    verifies: bool,
     pacer: Pacer,
     step_timeout: Duration,
     steps: u64,
@@ -98,6 +100,7 @@ impl Runner {
             encoder: None,
             compiled_ahead: vec![],
             substitutes: false,
+            verifies: false,
             pacer: Pacer::new(estimator),
             step_timeout: TIMEOUT,
             steps: 0,
@@ -243,8 +246,8 @@ impl Runner {
         MEASURED_ROWS.map(|rows| rows.min(limits.prefill_chunk).min(limits.context_length))
     }
 
-    /// Records the programs that a server uses all the time: decode batches of any size, prefill chunks of any length,
-    /// alone and beside one decode row, and the longest chunks beside more decode rows. All others are recorded when
+    /// Records the programs that a server uses all the time: decode batches of any size, verify steps of one sequence where
+    /// drafts are verified, prefill chunks of any length, alone and beside one decode row, and the longest chunks beside more decode rows. All others are recorded when
     /// first used.
     pub fn prepare_serving(&mut self, samplings: &[Sampling]) -> Result<()> {
         self.prepare_first_requests(samplings)?;
@@ -295,6 +298,9 @@ impl Runner {
                 chunks.push(key(0, rows, 1));
             }
             keys.others.extend(buckets(max_sequences).skip(1).map(|rows| key(rows, 0, rows)));
+            if self.verifies {
+                keys.others.extend(buckets(self.max_verify_rows()).skip(1).map(|rows| key(0, rows, rows)));
+            }
             if limits.max_sequences > 1 {
                 for rows in buckets(max_chunk).filter(|rows| *rows > 2) {
                     keys.others.extend([1, 2].map(|outputs| key(1, rows - 1, outputs)));

@@ -22,6 +22,11 @@ use crate::{
 pub const MAX_VERIFY_ROWS: usize = gemv::MAX_COLUMNS;
 
 impl Runner {
+    /// Whether it was loaded to verify drafts.
+    pub fn verifies(&self) -> bool {
+        self.verifies
+    }
+
     /// Maximum rows of [`Runner::verify`], of all sequences together.
     pub fn max_verify_rows(&self) -> usize {
         // A sequence has pages for its window and one chunk.
