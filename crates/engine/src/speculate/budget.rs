@@ -3,6 +3,10 @@
 /// Gain of throughput below which nothing is drafted: less is within the noise of the measurements.
 const MIN_GAIN: f64 = 1.02;
 
+/// Relative time of a step with more rows than have been measured: high, since its program may have to be compiled, but low
+/// enough for promising drafts to try it.
+const UNKNOWN_COST: f64 = 1.5;
+
 /// Steps without a draft after which one is tried although it is not expected to pay: rates and step times that nobody
 /// measures could stay wrong for ever.
 const TRIAL_INTERVAL: u32 = 64;
@@ -21,7 +25,7 @@ const FULL_TRIAL_INTERVAL: u32 = 8;
 ///
 /// `survival` has a list per sequence of the step: the probability that each of its drafts is accepted with all before it,
 /// which falls from draft to draft. `step_seconds` is the measured time of a step by its rows. A number of rows that has
-/// not been measured is taken to cost as much as the next smaller one that has, so that it is tried.
+/// not been measured is taken to cost [`UNKNOWN_COST`] times as much as the next smaller one that has.
 pub(crate) fn allocate(
     survival: &[Vec<f64>],
     max_rows: usize,
@@ -39,10 +43,12 @@ pub(crate) fn allocate(
 
     let base = sequences as f64 / base_seconds;
     let (mut best, mut count) = (base * MIN_GAIN, 0);
-    let (mut tokens, mut seconds) = (sequences as f64, base_seconds);
+    let (mut tokens, mut known) = (sequences as f64, base_seconds);
     for (index, (survival, _)) in candidates.iter().enumerate() {
         tokens += survival;
-        seconds = step_seconds(sequences + index + 1).unwrap_or(seconds);
+        let measured = step_seconds(sequences + index + 1);
+        known = measured.unwrap_or(known);
+        let seconds = measured.unwrap_or(UNKNOWN_COST * known);
         if tokens / seconds > best {
             (best, count) = (tokens / seconds, index + 1);
         }
@@ -165,18 +171,20 @@ mod tests {
         }
 
         #[test]
-        fn unknown_step_times_are_those_of_fewer_rows(
+        fn unknown_step_times_are_guessed_from_fewer_rows(
             survival in survival(),
             seconds in vec(option::of(0.5..4.0_f64), 16),
         ) {
             let drafts = allocate(&survival, 16, |rows| seconds[rows - 1]);
-            let mut known = seconds.clone();
-            for rows in survival.len()..known.len() {
-                known[rows] = known[rows].or(known[rows - 1]);
+            let mut guessed = seconds.clone();
+            let mut known = seconds[survival.len() - 1];
+            for time in &mut guessed[survival.len()..] {
+                known = time.or(known);
+                *time = time.or(known.map(|known| UNKNOWN_COST * known));
             }
-            let expected = match known[survival.len() - 1] {
+            let expected = match guessed[survival.len() - 1] {
                 None => vec![0; survival.len()],
-                Some(_) => allocate(&survival, 16, |rows| known[rows - 1]),
+                Some(_) => allocate(&survival, 16, |rows| guessed[rows - 1]),
             };
             prop_assert_eq!(drafts, expected);
         }
@@ -192,7 +200,9 @@ mod tests {
     }
 
     #[test]
-    fn rows_that_were_never_measured_are_tried() {
+    fn rows_that_were_never_measured_are_tried_with_promising_drafts() {
+        let single = |rows: usize| (rows == 1).then_some(1.0);
+        assert_eq!(allocate(&[vec![0.3, 0.09]], 8, single), [0]);
         let known = |rows: usize| (rows <= 2).then_some(1.0 + 0.1 * rows as f64);
         assert_eq!(allocate(&[vec![0.9, 0.8, 0.7]], 8, known), [3]);
         assert_eq!(allocate(&[vec![0.9, 0.8, 0.7]], 2, known), [1]);

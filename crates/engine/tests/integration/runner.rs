@@ -107,6 +107,30 @@ fn concurrent_requests_generate_the_same_tokens_as_alone() {
     }
 }
 
+/// Whether a draft is verified depends on measured times, so the number of drafts is not checked.
+#[test]
+fn predictions_change_no_token() {
+    let Some(device) = testkit::cpu_device() else { return };
+    for name in MODELS {
+        let fixture = Fixture::open(name);
+        let model = Arc::new(load_alone(&device, &fixture.path).with_row_invariant(true));
+        let mut requests = requests(&fixture.ids);
+        // Enough pages for some of them at a time.
+        let limits = Limits { max_pages: Some(20), ..limits(5, 64, 16) };
+        let expected = requests.each_ref().map(|request| alone(&model, limits, request));
+        for every in [usize::MAX, 3, 1] {
+            for (request, expected) in requests.iter_mut().zip(&expected) {
+                request.prediction = expected.clone();
+                let wrong = request.prediction.iter_mut().skip(2).step_by(every);
+                wrong.for_each(|token| *token = (*token + 1) % fixture.vocab as u32);
+            }
+            let engine = start(&model, limits);
+            check_all(&engine, &requests, &expected);
+            engine.stop();
+        }
+    }
+}
+
 #[test]
 fn preempted_requests_generate_the_same_tokens() {
     let Some(device) = testkit::cpu_device() else { return };
