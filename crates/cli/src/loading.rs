@@ -11,7 +11,7 @@ use indrik::{
 use model::TuningReport;
 use serde::Deserialize;
 
-use crate::{output, render};
+use crate::{output, render, speculate::Speculate};
 
 /// Which model to run, and how; shared by all commands that run one.
 #[derive(Args, Clone)]
@@ -37,6 +37,9 @@ pub struct LoadArguments {
     /// Batch-invariant (bitwise reproducible) logits; slower at batch 1
     #[arg(long)]
     pub reproducible: bool,
+    /// Speculative decoding: verify several drafted tokens at a time where it is expected to be faster
+    #[arg(long, value_name = "WHEN", default_value_t)]
+    pub speculate: Speculate,
     /// Leave out the image encoder, if the model has one: saves its memory
     #[arg(long)]
     pub no_images: bool,
@@ -98,6 +101,7 @@ impl ModelArguments {
             prefill_chunk: self.load.prefill_chunk,
             kv_scheme: self.load.kv.map(KvScheme::from),
             reproducible: self.load.reproducible,
+            speculate: self.load.speculate.into(),
             images: !self.load.no_images,
             ..Options::default()
         }

@@ -16,6 +16,7 @@ mod logging;
 mod pick;
 mod render;
 mod sampling;
+mod speculate;
 mod speed;
 mod think;
 

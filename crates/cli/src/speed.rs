@@ -29,7 +29,13 @@ pub struct Speed {
     pub decode_seconds: f64,
     /// Decode speed.
     pub decode_tokens_per_s: Option<f64>,
-    /// Average bytes of weights and KV cache that a decode step has to read.
+    /// Drafts that were verified.
+    pub drafted_tokens: u64,
+    /// Drafts that were accepted: tokens that took no step of their own.
+    pub accepted_tokens: u64,
+    /// Decoded tokens per step; more than 1 where drafts were accepted.
+    pub tokens_per_step: Option<f64>,
+    /// Average bytes of weights and KV cache that decoding a token has to read.
     pub bytes_per_token: Option<u64>,
     /// Bytes read back from the device per token.
     pub read_back_bytes_per_token: Option<f64>,
@@ -47,11 +53,11 @@ impl Speed {
     /// Computes the speed. Also measures the device's bandwidth, once, if there is decode speed to compare it
     /// with. `decode` is from the first token to the last.
     pub fn measure(model: &Model, timings: &Timings, decode: &PowerInterval) -> anyhow::Result<Self> {
-        let steps = timings.decode_steps as f64;
+        let tokens = timings.decode_tokens as f64;
         let decode_seconds = timings.decode_time.as_secs_f64();
-        let decoded = timings.decode_steps > 0;
+        let decoded = timings.decode_tokens > 0;
         // A single step is not representative: it includes its own setup.
-        let bandwidth = if timings.decode_steps >= 2 { Some(bandwidth(model)?) } else { None };
+        let bandwidth = if timings.decode_tokens >= 2 { Some(bandwidth(model)?) } else { None };
         let decode_bytes = timings.decode_bytes as f64;
         let watts = energy::mean_watts([decode]);
         Ok(Self {
@@ -61,16 +67,19 @@ impl Speed {
             prompt_tokens: timings.prefilled_tokens,
             prompt_seconds: timings.prefill_time.as_secs_f64(),
             prompt_tokens_per_s: timings.prefill_tokens_per_second(),
-            decode_tokens: timings.decode_steps,
+            decode_tokens: timings.decode_tokens,
             decode_seconds,
             decode_tokens_per_s: timings.decode_tokens_per_second(),
-            bytes_per_token: decoded.then(|| (decode_bytes / steps) as u64),
+            drafted_tokens: timings.drafts.drafted,
+            accepted_tokens: timings.drafts.accepted,
+            tokens_per_step: decoded.then(|| timings.tokens_per_step()),
+            bytes_per_token: decoded.then(|| (decode_bytes / tokens) as u64),
             // The first token is read back by the prefill step.
-            read_back_bytes_per_token: decoded.then(|| timings.read_back_bytes as f64 / (steps + 1.0)),
+            read_back_bytes_per_token: decoded.then(|| timings.read_back_bytes as f64 / (tokens + 1.0)),
             bandwidth_bytes_per_s: bandwidth,
             roofline_percent: bandwidth.map(|bandwidth| decode_bytes / decode_seconds / bandwidth * 100.0),
             watts,
-            joules_per_token: watts.filter(|_| decoded).map(|watts| watts * decode_seconds / steps),
+            joules_per_token: watts.filter(|_| decoded).map(|watts| watts * decode_seconds / tokens),
         })
     }
 }
@@ -91,6 +100,13 @@ impl std::fmt::Display for Speed {
         write!(f, "prefill {} tokens, {:.1} tok/s", self.prompt_tokens, self.prompt_tokens_per_s)?;
         if let Some(speed) = self.decode_tokens_per_s {
             write!(f, " · decode {} tokens after the first, {speed:.1} tok/s", self.decode_tokens)?;
+        }
+        if let Some(per_step) = self.tokens_per_step.filter(|_| self.accepted_tokens > 0) {
+            write!(
+                f,
+                ", {per_step:.2} per step ({} of {} drafts accepted)",
+                self.accepted_tokens, self.drafted_tokens
+            )?;
         }
         if let (Some(per_token), Some(bandwidth), Some(percent)) =
             (self.bytes_per_token, self.bandwidth_bytes_per_s, self.roofline_percent)

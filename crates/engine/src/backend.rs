@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use model::{DecodeRow, Image, MixedOutput, PrefillChunk, Sampled};
+use model::{DecodeRow, Image, MixedOutput, PrefillChunk, Sampled, VerifyRows};
 
 /// Fixed limits of a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +20,8 @@ pub struct Capacity {
     pub pages: u32,
     /// Maximum number of prefill chunks per step.
     pub max_chunks_per_step: u32,
+    /// Maximum rows of a verify step; 1 if the backend verifies no drafts.
+    pub max_verify_rows: u32,
     /// Maximum number of images per step; 0 if the model takes no images.
     pub max_images_per_step: u32,
     /// Whether pages are kept for later prompts with the same prefix.
@@ -128,6 +130,19 @@ pub trait Backend: Send + 'static {
         batch: &mut [DecodeRow<'_, Self::Sequence>],
         max_steps: usize,
     ) -> Result<Vec<Vec<Sampled>>, BackendError>;
+
+    /// Runs one verify step and returns, per sequence, the tokens that were sampled for its first row and after each
+    /// accepted draft ([`VerifyRows::accepted`]). They are the tokens that [`Backend::decode`] would return one by one.
+    /// Sequences advance by their rows up to the last accepted draft. The rows are at most
+    /// [`Capacity::max_verify_rows`] together. On an error no sequence advances.
+    fn verify(
+        &mut self,
+        batch: &mut [VerifyRows<'_, Self::Sequence>],
+    ) -> Result<Vec<Vec<Sampled>>, BackendError>;
+
+    /// Time of a decode or verify step of this many rows, by the latest of them; `None` if it was not measured. Without
+    /// one for all sequences of a batch nothing is drafted.
+    fn step_time(&self, rows: usize) -> Option<Duration>;
 
     /// Resets the token counts that penalties use to a prompt and the tokens generated after it.
     fn reset_token_counts(

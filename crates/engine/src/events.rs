@@ -12,7 +12,7 @@ use std::{
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, error::SendError, unbounded_channel};
 
-use crate::RequestError;
+use crate::{DraftStats, RequestError};
 
 /// A token with its log probability.
 #[derive(Clone, Debug, PartialEq)]
@@ -54,6 +54,8 @@ pub struct Usage {
     pub decode_bytes: u64,
     /// Tokens of those steps.
     pub decode_tokens: u32,
+    /// Drafts that were verified for it.
+    pub drafts: DraftStats,
 }
 
 /// Progress of a request. `Finished` or `Failed` is the last event.

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use model::{DecodeRow, Error, Image, ImageEncoder, MixedOutput, PrefillChunk, Runner, Sampled, Sequence};
+use model::{
+    DecodeRow, Error, Image, ImageEncoder, MixedOutput, PrefillChunk, Runner, Sampled, Sequence, VerifyRows,
+};
 
 use crate::{Backend, BackendError, Capacity};
 
@@ -55,6 +57,7 @@ fn capacity(runner: &Runner) -> Capacity {
         page_size: limits.page_size,
         pages: runner.cache().pages(),
         max_chunks_per_step: model::MAX_CHUNKS_PER_STEP as u32,
+        max_verify_rows: runner.max_verify_rows() as u32,
         max_images_per_step: runner.encoder().map_or(0, ImageEncoder::max_images_per_step),
         prefix_cache: limits.prefix_cache,
     }
@@ -182,6 +185,20 @@ impl Backend for GpuBackend {
         }
         self.trim_after_recording();
         Ok(scored?)
+    }
+
+    fn verify(&mut self, batch: &mut [VerifyRows<'_>]) -> Result<Vec<Vec<Sampled>>, BackendError> {
+        let runner = self.runner()?;
+        let outputs = runner.verify(batch);
+        if outputs.is_err() {
+            batch.iter_mut().for_each(|rows| free_unused_pages(runner, rows.sequence));
+        }
+        self.trim_after_recording();
+        Ok(outputs?)
+    }
+
+    fn step_time(&self, rows: usize) -> Option<Duration> {
+        self.runner.as_ref()?.step_time(rows)
     }
 
     fn reset_token_counts(

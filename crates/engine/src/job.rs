@@ -10,9 +10,13 @@ use std::{
 
 use model::{Sampled, Sampling, pages::min_copied};
 
+use text::TokenConstraint;
+
 use crate::{
     DecodeRow, Event, EventSender, FinishReason, Request, RequestError, RequestState, RequestStatus, Token,
-    Usage, energy::Joules,
+    Usage,
+    energy::Joules,
+    speculate::{Drafter, GuidedDraft, guide},
 };
 
 /// A submitted request: waiting, prefilling or decoding. It keeps its generated tokens when it is preempted.
@@ -34,6 +38,10 @@ pub(crate) struct Job {
     /// Tokens that the grammar allows next, one bit per token; up to date if `mask_valid`.
     mask: Vec<u32>,
     mask_valid: bool,
+    pub drafter: Drafter,
+    /// Whether tokens may be drafted: not with penalties, since a row's token counts would have to include the drafts
+    /// before it.
+    may_speculate: bool,
     /// When the last token was sent; before the first, when the request was submitted.
     pub last_token_at: Instant,
     /// Energy of its steps.
@@ -56,6 +64,7 @@ pub(crate) enum Outcome {
 impl Job {
     pub fn new(id: u64, request: Request, events: EventSender, finish_early: Arc<AtomicBool>) -> Self {
         let now = Instant::now();
+        let may_speculate = request.speculate && !request.sampling.has_penalties();
         Self {
             id,
             request,
@@ -68,6 +77,8 @@ impl Job {
             scored: 0,
             mask: vec![],
             mask_valid: false,
+            drafter: Drafter::default(),
+            may_speculate,
             last_token_at: now,
             joules: Joules::default(),
             decode_bytes: 0,
@@ -163,16 +174,35 @@ impl Job {
             return Ok(());
         };
         self.mask.resize(vocab_size.div_ceil(32) as usize, 0);
-        grammar.mask(&mut self.mask).map_err(RequestError::Grammar)?;
-        for token in self.request.sampling.bans() {
-            self.mask[token as usize / 32] &= !(1 << (token % 32));
-        }
-        if self.mask.iter().all(|word| *word == 0) {
-            let text = "the grammar allows no further token, given the tokens that logit biases ban";
-            return Err(RequestError::Grammar(text.into()));
-        }
+        write_mask(&mut **grammar, &self.request.sampling, &mut self.mask)?;
         self.mask_valid = true;
         Ok(())
+    }
+
+    /// Drafts of the next tokens, at most `max`, with their masks. Call [`Job::update_mask`] before.
+    pub fn draft(&mut self, max: usize) -> GuidedDraft {
+        let Request { prompt, prediction, sampling, stop_token_ids, grammar, .. } = &self.request;
+        if max == 0 || !self.may_speculate {
+            return GuidedDraft::default();
+        }
+        let mut proposed = self.drafter.draft(prompt, &self.generated, prediction);
+        let mut guided = match grammar {
+            Some(grammar) => {
+                let next_mask = |grammar: &mut dyn TokenConstraint| {
+                    let mut mask = vec![0; self.mask.len()];
+                    write_mask(grammar, sampling, &mut mask).ok().map(|()| mask)
+                };
+                guide(&**grammar, &self.mask, &proposed, stop_token_ids, next_mask)
+            }
+            None => {
+                // Nothing is sampled after a stop token.
+                let stop = proposed.iter().position(|draft| stop_token_ids.contains(&draft.token));
+                proposed.truncate(stop.unwrap_or(proposed.len()));
+                GuidedDraft { drafts: proposed, masks: vec![] }
+            }
+        };
+        guided.truncate(max);
+        guided
     }
 
     /// The token mask of the next position, after [`Job::update_mask`]; `None` without a grammar.
@@ -211,12 +241,30 @@ impl Job {
             joules: self.joules.get(),
             decode_bytes: self.decode_bytes,
             decode_tokens: self.decode_tokens,
+            drafts: self.drafter.stats,
         }
     }
 
     pub fn sampling(&self) -> &Sampling {
         &self.request.sampling
     }
+}
+
+/// Writes the mask of tokens that a grammar allows next, less those that the request bans.
+fn write_mask(
+    grammar: &mut dyn TokenConstraint,
+    sampling: &Sampling,
+    mask: &mut [u32],
+) -> Result<(), RequestError> {
+    grammar.mask(mask).map_err(RequestError::Grammar)?;
+    for token in sampling.bans() {
+        mask[token as usize / 32] &= !(1 << (token % 32));
+    }
+    if mask.iter().all(|word| *word == 0) {
+        let text = "the grammar allows no further token, given the tokens that logit biases ban";
+        return Err(RequestError::Grammar(text.into()));
+    }
+    Ok(())
 }
 
 /// A request in prefill.

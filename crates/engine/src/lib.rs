@@ -12,6 +12,7 @@
 //! | `request`, `events`, `error` | [`Request`], its [`EventStream`], and the errors of both directions |
 //! | `inbox` | state shared by the handles and the engine thread |
 //! | `schedule` | the engine thread: admission, steps, preemption, recovery of a lost device |
+//! | `speculate` | speculative decoding: drafts of the next tokens, and how many of them pay |
 //! | `backend`, `gpu_backend` | [`Backend`]: the interface to a model; [`GpuBackend`] runs a `model::Runner` |
 //! | `status` | [`Status`]: counters and latencies for metrics, and the running requests |
 //! | `recent` | [`RecentStats`]: token rates and percentiles of latencies, for monitors |
@@ -60,6 +61,7 @@ mod options;
 mod recent;
 mod request;
 mod schedule;
+mod speculate;
 mod status;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
@@ -72,10 +74,11 @@ pub use error::{RequestError, SubmitError};
 pub use events::{Event, EventSender, EventStream, FinishReason, Token, Usage};
 pub use gpu_backend::GpuBackend;
 pub use handle::Engine;
-pub use model::{DecodeRow, MixedOutput, PrefillChunk, Sampled, Sampling};
+pub use model::{DecodeRow, MixedOutput, PrefillChunk, Sampled, Sampling, VerifyRows};
 pub use model::{Image, ImageProcessor, join_images};
 pub use options::Options;
 pub use recent::{Percentiles, RecentStats};
 pub use request::Request;
+pub use speculate::{DraftCounts, DraftStats, Replay, replay};
 pub use status::{Histogram, MemoryTraffic, Pages, RequestState, RequestStatus, Status};
 pub use text::TokenConstraint;

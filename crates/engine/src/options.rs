@@ -14,6 +14,8 @@ pub struct Options {
     /// faster, but a request that arrives meanwhile waits for the step. `mixed_step_budget` is the lower
     /// bound.
     pub prefill_step_budget: Duration,
+    /// Whether tokens are drafted and verified several at a time, where that is expected to be faster.
+    pub speculate: bool,
 }
 
 impl Default for Options {
@@ -22,6 +24,7 @@ impl Default for Options {
             queue_capacity: 64,
             mixed_step_budget: Duration::from_millis(100),
             prefill_step_budget: Duration::from_millis(400),
+            speculate: true,
         }
     }
 }

@@ -27,6 +27,10 @@ pub struct Request {
     /// Constraint on the output. It decides where the completion may end; the tokens it ends with should be
     /// in `stop_token_ids`.
     pub grammar: Option<Box<dyn TokenConstraint>>,
+    /// Whether tokens may be drafted. The completion is the same without.
+    pub speculate: bool,
+    /// Tokens that the completion is expected to have in common, to draft from; at most as many as the context length.
+    pub prediction: Vec<u32>,
     /// The request fails with [`RequestError::DeadlineExceeded`](crate::RequestError::DeadlineExceeded) at
     /// this time, queued or running.
     pub deadline: Option<Instant>,
@@ -38,7 +42,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// A request with greedy sampling, no stop tokens, no grammar, no deadline, no name and no span.
+    /// A request with greedy sampling, no stop tokens, no grammar, no prediction, no deadline, no name and no span.
     pub fn new(prompt: Vec<u32>, max_tokens: NonZeroU32) -> Self {
         Self {
             prompt,
@@ -48,6 +52,8 @@ impl Request {
             sampling: Sampling::default(),
             stop_token_ids: vec![],
             grammar: None,
+            speculate: true,
+            prediction: vec![],
             deadline: None,
             name: Arc::default(),
             span: Span::none(),
@@ -68,6 +74,18 @@ impl Request {
         }
         if self.prompt.len() > context_length as usize {
             return Err(SubmitError::PromptTooLong { tokens: self.prompt.len(), context_length });
+        }
+        if self.prediction.len() > context_length as usize {
+            let text = format!(
+                "the prediction has {} tokens, but a completion has at most {context_length}",
+                self.prediction.len()
+            );
+            return Err(SubmitError::Invalid(text));
+        }
+        if let Some(token) = self.prediction.iter().find(|token| **token >= vocab_size) {
+            let text =
+                format!("token {token} of the prediction is not in the model's vocabulary of {vocab_size}");
+            return Err(SubmitError::Invalid(text));
         }
         if self.max_tokens == 0 && self.prompt_logprobs.is_none() {
             return Err(SubmitError::Invalid("max_tokens is 0: it must be at least 1".into()));

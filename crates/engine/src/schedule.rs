@@ -1,7 +1,7 @@
 //! The scheduler: the loop of the engine thread.
 //!
 //! Each round receives new requests, removes cancelled and expired ones, admits from the queue, and runs one
-//! step. [`steps`] assembles and runs the batch, [`score`] reports log probabilities of prompts,
+//! step. [`steps`] assembles and runs the batch, [`verify`] runs steps that verify drafts, [`score`] reports log probabilities of prompts,
 //! [`preemption`] frees pages by recomputation, and [`recovery`] handles errors of the backend, a lost device
 //! among them.
 
@@ -9,6 +9,7 @@ mod preemption;
 mod recovery;
 mod score;
 mod steps;
+mod verify;
 
 use std::{
     collections::VecDeque,
@@ -26,6 +27,7 @@ use crate::{
     inbox::Shared,
     job::{Decoding, Job, Outcome, Prefilling},
     recent::Sample,
+    speculate::{Acceptance, Trials},
 };
 use recovery::request_error;
 
@@ -63,6 +65,9 @@ pub(crate) struct Scheduler<B: Backend> {
     decode_runs: u64,
     /// Index in `decoding` of the next request to skip a run, when the batch leaves some out.
     next_to_skip: usize,
+    /// Acceptance rates of the drafts of all requests.
+    acceptance: Acceptance,
+    trials: Trials,
     /// The device is lost and not recovered yet.
     device_lost: bool,
     /// Device losses and failed recoveries since the last generated token.
@@ -87,6 +92,8 @@ impl<B: Backend> Scheduler<B> {
             admission_paused: false,
             decode_runs: 0,
             next_to_skip: 0,
+            acceptance: Acceptance::default(),
+            trials: Trials::default(),
             device_lost: false,
             losses: 0,
         };

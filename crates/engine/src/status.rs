@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::StepEnergy;
+use crate::{DraftStats, StepEnergy};
 
 /// Snapshot of the engine after its last step. Counters start at zero and only grow.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -31,7 +31,11 @@ pub struct Status {
     pub generation_tokens: u64,
     /// Steps executed.
     pub steps: u64,
-    /// Rows of all steps: prefill tokens plus one per decoding request.
+    /// Steps that verified drafts.
+    pub verify_steps: u64,
+    /// Drafts that were verified.
+    pub drafts: DraftStats,
+    /// Rows of all steps: prefill tokens, drafts, and one per decoding request.
     pub rows: u64,
     /// Rows of the last step.
     pub last_step_rows: u64,
@@ -95,6 +99,8 @@ impl Status {
         self.cached_tokens += other.cached_tokens;
         self.generation_tokens += other.generation_tokens;
         self.steps += other.steps;
+        self.verify_steps += other.verify_steps;
+        self.drafts.add(&other.drafts);
         self.rows += other.rows;
         self.memory_traffic.bytes += other.memory_traffic.bytes;
         self.memory_traffic.time += other.memory_traffic.time;

@@ -22,7 +22,7 @@ use model::{Image, image_blocks, is_image_token, pages::PageKind};
 
 use crate::{
     Backend, BackendError, Capacity, DecodeRow, EventSender, EventStream, FinishReason, MixedOutput,
-    PrefillChunk, Request, Sampled, Sampling,
+    PrefillChunk, Request, Sampled, Sampling, VerifyRows,
 };
 
 use device::{Device, FNV_OFFSET, SharedDevice, fnv, locked};
@@ -58,10 +58,12 @@ pub struct MockOptions {
     pub script: Vec<u32>,
     /// Duration of a step.
     pub step_delay: Duration,
+    /// What [`Backend::step_time`] reports, by rows less one.
+    pub step_times: Vec<Duration>,
     /// Steps with more sequences fail with [`BackendError::OutOfMemory`].
     pub max_sequences_per_step: usize,
     /// Injected errors by call number, starting at 0. Counted are calls of `start`, `encode`, `mixed`, `score`, `decode`,
-    /// `reset_token_counts`, `probe` and `recover`.
+    /// `verify`, `reset_token_counts`, `probe` and `recover`.
     pub errors: BTreeMap<u64, BackendError>,
 }
 
@@ -75,6 +77,7 @@ impl Default for MockOptions {
                 page_size: 8,
                 pages: 4 * 256 / 8,
                 max_chunks_per_step: 3,
+                max_verify_rows: 1,
                 max_images_per_step: 3,
                 prefix_cache: true,
             },
@@ -86,6 +89,7 @@ impl Default for MockOptions {
             decode_batch: usize::MAX,
             script: vec![],
             step_delay: Duration::ZERO,
+            step_times: vec![],
             max_sequences_per_step: usize::MAX,
             errors: BTreeMap::new(),
         }
@@ -95,7 +99,7 @@ impl Default for MockOptions {
 /// The batch of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// Number of decode rows.
+    /// Number of decode rows, or of sequences whose drafts are verified.
     pub decode_rows: usize,
     /// Prefill chunks: the length of the sequence before the chunk, and the chunk's tokens.
     pub chunks: Vec<(usize, Vec<u32>)>,
@@ -266,18 +270,38 @@ impl MockBackend {
     /// Allocates pages for this many steps of all rows. On an error nothing changes.
     fn extend_all(&self, rows: &mut [DecodeRow<'_, MockSequence>], steps: usize) -> Result<(), BackendError> {
         for row in rows.iter() {
-            // The mask that a constrained token was sampled with is not known here.
-            let expected = self.options.next_token(&row.sequence.tokens, row.sampling.seed);
-            assert!(
-                row.mask.is_some() || row.token == expected,
-                "the row's token does not follow its sequence"
-            );
+            self.check_token(row.sequence, row.token, row.sampling, row.mask.is_some());
         }
         let extended = rows.iter_mut().try_for_each(|row| row.sequence.extend(steps));
         if extended.is_err() {
             rows.iter_mut().for_each(|row| row.sequence.truncate_pages());
         }
         extended
+    }
+
+    /// Checks that a token is the one that was sampled last for its sequence.
+    fn check_token(&self, sequence: &MockSequence, token: u32, sampling: &Sampling, masked: bool) {
+        // The mask that a constrained token was sampled with is not known here.
+        let expected = self.options.next_token(&sequence.tokens, sampling.seed);
+        assert!(masked || token == expected, "the row's token does not follow its sequence");
+    }
+
+    /// Writes the rows of one sequence and samples a token after each, then keeps those that are accepted.
+    fn verify_rows(&self, rows: &mut VerifyRows<'_, MockSequence>) -> Vec<Sampled> {
+        let inputs: Vec<u32> = rows.tokens().collect();
+        rows.sequence.write(&inputs);
+        let mut text = rows.sequence.tokens.clone();
+        let mut sampled = vec![];
+        for (index, token) in inputs.iter().enumerate() {
+            text.push(*token);
+            let mask = rows.masks.get(index).copied();
+            sampled.push(self.options.next_allowed(&text, rows.sampling.seed, mask));
+        }
+        let accepted = rows.accepted(sampled.iter().copied());
+        rows.sequence.append(&inputs[..=accepted]);
+        rows.sequence.truncate_pages();
+        rows.sequence.check();
+        sampled[..=accepted].iter().map(|token| self.options.sampled(*token, rows.sampling.top)).collect()
     }
 
     /// Appends the row's token to its sequence and samples the next one.
@@ -470,6 +494,37 @@ impl Backend for MockBackend {
         }
         batch.iter_mut().for_each(|row| row.sequence.truncate_pages());
         Ok(steps)
+    }
+
+    fn verify(
+        &mut self,
+        batch: &mut [VerifyRows<'_, MockSequence>],
+    ) -> Result<Vec<Vec<Sampled>>, BackendError> {
+        let rows: usize = batch.iter().map(|rows| 1 + rows.drafts.len()).sum();
+        let Capacity { max_verify_rows, vocab_size, .. } = self.options.capacity;
+        assert!(
+            rows > batch.len() && rows <= max_verify_rows as usize,
+            "{rows} rows of {} sequences",
+            batch.len()
+        );
+        for rows in batch.iter() {
+            self.check_token(rows.sequence, rows.token, rows.sampling, !rows.masks.is_empty());
+            assert!(rows.drafts.is_empty() || !rows.sampling.has_penalties(), "drafts with penalties");
+            assert!(rows.drafts.iter().all(|token| *token < vocab_size), "a draft is not in the vocabulary");
+            assert!(rows.masks.len() <= 1 + rows.drafts.len(), "more masks than rows");
+        }
+        self.step(batch.len())?;
+        if let Err(error) = batch.iter_mut().try_for_each(|rows| rows.sequence.extend(1 + rows.drafts.len()))
+        {
+            batch.iter_mut().for_each(|rows| rows.sequence.truncate_pages());
+            return Err(error);
+        }
+        self.record_step(batch.len(), &[]);
+        Ok(batch.iter_mut().map(|rows| self.verify_rows(rows)).collect())
+    }
+
+    fn step_time(&self, rows: usize) -> Option<Duration> {
+        self.options.step_times.get(rows - 1).copied()
     }
 
     fn reset_token_counts(

@@ -90,6 +90,10 @@ fn invalid_requests_and_a_full_queue_are_rejected_at_submission() {
     assert!(text.contains("token 1000 is not in"), "{text}");
     let long = Request { prompt: vec![1; 257], ..request(0, 1) };
     assert_eq!(rejection(long), SubmitError::PromptTooLong { tokens: 257, context_length: 256 });
+    let text = rejection(Request { prediction: vec![1; 100_000], ..request(0, 1) }).to_string();
+    assert!(text.contains("the prediction has 100000 tokens"), "{text}");
+    let text = rejection(Request { prediction: vec![1000], ..request(0, 1) }).to_string();
+    assert!(text.contains("token 1000 of the prediction"), "{text}");
     let sampling = Sampling { temperature: -1.0, ..Sampling::default() };
     assert!(matches!(rejection(Request { sampling, ..request(0, 1) }), SubmitError::Invalid(_)));
 
@@ -100,7 +104,7 @@ fn invalid_requests_and_a_full_queue_are_rejected_at_submission() {
     assert_eq!(engine.would_reject(), Some(full.clone()));
     assert_eq!(full, SubmitError::QueueFull { retry_after: Duration::from_secs(1) });
     // A rejection by `would_reject` counts as well.
-    assert_eq!(engine.status().rejected, 6);
+    assert_eq!(engine.status().rejected, 8);
 }
 
 #[test]

@@ -9,7 +9,9 @@ use std::{
     time::Duration,
 };
 
-use engine::{Backend, BackendError, Capacity, DecodeRow, GpuBackend, MixedOutput, PrefillChunk, Sampled};
+use engine::{
+    Backend, BackendError, Capacity, DecodeRow, GpuBackend, MixedOutput, PrefillChunk, Sampled, VerifyRows,
+};
 use model::{Image, Sequence};
 
 /// A [`GpuBackend`] behind a fair lock. Clones share it.
@@ -176,6 +178,14 @@ impl Backend for SharedBackend {
         max_steps: usize,
     ) -> Result<Vec<Vec<Sampled>>, BackendError> {
         self.for_step().decode(batch, max_steps)
+    }
+
+    fn verify(&mut self, batch: &mut [VerifyRows<'_, Sequence>]) -> Result<Vec<Vec<Sampled>>, BackendError> {
+        self.for_step().verify(batch)
+    }
+
+    fn step_time(&self, rows: usize) -> Option<Duration> {
+        self.for_step().step_time(rows)
     }
 
     fn reset_token_counts(

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use engine::{Engine, Event, EventStream, Request, Sampling, Token};
+use engine::{DraftCounts, Engine, Event, EventStream, Request, Sampling, Token};
 use model::SetupTime;
 use text::{DecodeSpecial, Detokenizer, StopMatcher, TokenConstraint};
 
@@ -132,7 +132,7 @@ pub struct Completion {
 
 /// Measurements of one completion.
 ///
-/// Times are wall-clock. `read_back_bytes` and the times are only meaningful while no other request runs on
+/// Times are wall-clock. `read_back_bytes`, `drafts` and the times are only meaningful while no other request runs on
 /// the model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Timings {
@@ -146,8 +146,10 @@ pub struct Timings {
     pub prefilled_tokens: usize,
     /// Time to first token, from the submission of the prompt.
     pub prefill_time: Duration,
-    /// Decode steps after the first token. Each yields one token; the last may yield the stop token.
-    pub decode_steps: usize,
+    /// Tokens after the first. The last may be the stop token.
+    pub decode_tokens: usize,
+    /// Drafts that were verified, and accepted ones among them: tokens that took no step of their own.
+    pub drafts: DraftCounts,
     /// From the first token to the end.
     pub decode_time: Duration,
     /// Bytes of weights, keys and values that the decode steps read from device memory.
@@ -162,9 +164,15 @@ impl Timings {
         self.prefilled_tokens as f64 / self.prefill_time.as_secs_f64()
     }
 
-    /// Decode speed in tok/s; `None` without a decode step.
+    /// Decoded tokens per step.
+    pub fn tokens_per_step(&self) -> f64 {
+        let steps = self.decode_tokens.saturating_sub(self.drafts.accepted as usize);
+        self.decode_tokens as f64 / steps.max(1) as f64
+    }
+
+    /// Decode speed in tok/s; `None` without a token after the first.
     pub fn decode_tokens_per_second(&self) -> Option<f64> {
-        (self.decode_steps > 0).then(|| self.decode_steps as f64 / self.decode_time.as_secs_f64())
+        (self.decode_tokens > 0).then(|| self.decode_tokens as f64 / self.decode_time.as_secs_f64())
     }
 }
 
@@ -199,6 +207,8 @@ struct Clock {
     cached: usize,
     /// The engine's count of prefilled tokens.
     prefilled_before: u64,
+    /// The engine's count of drafts.
+    drafts_before: DraftCounts,
     read_back_before: u64,
     /// The last step yielded a stop token, so there is one more step than tokens.
     sampled_stop_token: bool,
@@ -261,7 +271,8 @@ impl Generation {
             Detokenizer::new(&language.tokenizer, DecodeSpecial::Skip).keeping(visible_control_tokens)
         });
         let constrained = constraint.is_some();
-        let prefilled_before = engine.status().prompt_tokens;
+        let status = engine.status();
+        let (prefilled_before, drafts_before) = (status.prompt_tokens, status.drafts.total());
         let submitted = Instant::now();
         let stream = engine.submit(Request {
             sampling,
@@ -290,6 +301,7 @@ impl Generation {
                 ended: None,
                 cached: 0,
                 prefilled_before,
+                drafts_before,
                 read_back_before,
                 sampled_stop_token: false,
             },
@@ -419,18 +431,25 @@ impl Generation {
         let clock = &self.clock;
         let ended = clock.ended.unwrap_or_else(Instant::now);
         let first_token = clock.first_token.unwrap_or(ended);
-        let decode_steps = match self.ids.len() {
+        let decode_tokens = match self.ids.len() {
             0 => 0,
             tokens => tokens - 1 + usize::from(clock.sampled_stop_token),
+        };
+        let drafts = self.engine.status().drafts.total();
+        let drafts = DraftCounts {
+            drafted: drafts.drafted - clock.drafts_before.drafted,
+            accepted: drafts.accepted - clock.drafts_before.accepted,
         };
         let first_position = self.prompt.len() as u32;
         let (decode_bytes, read_back) = self.model.with_runner(|runner| {
             let model = runner.model();
-            let positions = first_position..first_position + decode_steps as u32;
+            let positions = first_position..first_position + decode_tokens as u32;
             let weights = model.bytes_per_step(1, None).unwrap_or(0);
-            let bytes =
-                positions.map(|position| weights + runner.cache().bytes_read(&model.config, position));
-            Ok((bytes.sum(), runner.counters().read_back))
+            let bytes: u64 =
+                positions.map(|position| weights + runner.cache().bytes_read(&model.config, position)).sum();
+            // Accepted drafts took no step of their own.
+            let steps = decode_tokens.saturating_sub(drafts.accepted as usize) as u64;
+            Ok((bytes * steps / decode_tokens.max(1) as u64, runner.counters().read_back))
         })?;
         Ok(Timings {
             setup: clock.setup,
@@ -438,7 +457,8 @@ impl Generation {
             cached_tokens: clock.cached,
             prefilled_tokens: self.prefilled(),
             prefill_time: first_token - clock.submitted,
-            decode_steps,
+            decode_tokens,
+            drafts,
             decode_time: ended - first_token,
             decode_bytes,
             // A reloaded model counts from 0.

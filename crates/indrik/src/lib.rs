@@ -67,7 +67,7 @@ pub use generate::{
     Completion, FinishReason, GenerateOptions, Generation, GenerationEvent, Piece, Prompt, Timings,
 };
 pub use image::{ImageReader, PromptImage};
-pub use load::{LoadHooks, LoadProgress, LoadReport, Options, tune};
+pub use load::{LoadHooks, LoadProgress, LoadReport, Options, Speculate, tune};
 pub use memory::{amd_apu, device_memory, memory_on};
 pub use model::{Model, Preparation};
 pub use sampling::{random_seed, recommended_sampling};

@@ -49,6 +49,8 @@ pub struct Options {
     pub kv_scheme: Option<KvScheme>,
     /// Batch-invariant (bitwise reproducible) logits; slower at batch 1.
     pub reproducible: bool,
+    /// Speculative decoding.
+    pub speculate: Speculate,
     /// Load the image encoder, if the model has one.
     pub images: bool,
     /// Plan memory for the logits of every prompt token, as [`Model::logits`] computes them.
@@ -73,6 +75,7 @@ impl Default for Options {
             prefill_chunk: None,
             kv_scheme: None,
             reproducible: false,
+            speculate: Speculate::default(),
             images: true,
             all_logits: false,
             step_timeout: STEP_TIMEOUT,
@@ -80,6 +83,21 @@ impl Default for Options {
             serving: false,
         }
     }
+}
+
+/// Speculative decoding: whether tokens are drafted, and verified several at a time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Speculate {
+    /// Where it is expected to be faster and the tokens are bit for bit those without drafts. That is the case with
+    /// [`Options::reproducible`], and on devices where such logits cost nothing: CPU drivers.
+    #[default]
+    Auto,
+    /// Never.
+    Off,
+    /// Where it is expected to be faster, with the fastest kernels for each number of rows. A GPU's kernels for one row and
+    /// for several round differently, so a token may differ from the one without drafts where two are nearly equally
+    /// probable.
+    Fastest,
 }
 
 /// Progress of a load.
@@ -303,10 +321,18 @@ fn load_runner(
     });
     let done = AtomicBool::new(false);
     let samplings = if options.serving { served_samplings(files).to_vec() } else { vec![] };
+    let is_free = model::Model::row_invariance_is_free(device.caps());
+    let row_invariant = options.speculate == Speculate::Auto && is_free;
     let load_options = LoadOptions {
         placement: &placement,
         limits,
         reproducible: options.reproducible,
+        row_invariant,
+        verifies: match options.speculate {
+            Speculate::Auto => row_invariant || options.reproducible,
+            Speculate::Off => false,
+            Speculate::Fastest => true,
+        },
         samplings: &samplings,
         stream: stream::Options::default(),
         encoder,

@@ -121,8 +121,9 @@ impl Model {
         if let Some(engine) = &*slot {
             return Ok(engine.clone());
         }
-        let options =
-            engine::Options { queue_capacity: self.0.options.queue_capacity, ..engine::Options::default() };
+        let speculate = self.with_runner(|runner| Ok(runner.verifies()))?;
+        let queue_capacity = self.0.options.queue_capacity;
+        let options = engine::Options { queue_capacity, speculate, ..engine::Options::default() };
         let engine = Engine::start_metered(self.0.backend.clone(), options, power)?;
         Ok(slot.insert(engine).clone())
     }

@@ -53,7 +53,7 @@ fn a_text_and_its_ids_give_the_same_completion() {
     assert_eq!(from_text.text, reference["greedy_text"].as_str().unwrap());
     assert_eq!(from_text.finish_reason, FinishReason::MaxTokens);
     let timings = from_text.timings;
-    assert_eq!((timings.cached_tokens, timings.decode_steps), (0, greedy.len() - 1));
+    assert_eq!((timings.cached_tokens, timings.decode_tokens), (0, greedy.len() - 1));
     assert_eq!(timings.prefilled_tokens, ids(&reference["ids"]).len());
 
     let prompt = Prompt::Ids(ids(&reference["ids"]));

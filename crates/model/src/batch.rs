@@ -39,6 +39,33 @@ impl<'a, S> DecodeRow<'a, S> {
     }
 }
 
+/// The rows of one sequence in a verify step: its last token, and drafts of the tokens after it.
+pub struct VerifyRows<'a, S = Sequence> {
+    /// The sequence. Its KV cache does not hold `token` yet.
+    pub sequence: &'a mut S,
+    /// The last token of the sequence.
+    pub token: u32,
+    /// Drafts of the tokens after it. None with penalties, whose token counts would include rejected drafts.
+    pub drafts: &'a [u32],
+    /// How the tokens after each of these are sampled.
+    pub sampling: &'a Sampling,
+    /// Token masks of the rows, as in [`DecodeRow::mask`]; rows without one allow every token.
+    pub masks: &'a [&'a [u32]],
+}
+
+impl<S> VerifyRows<'_, S> {
+    /// The input tokens of the rows.
+    pub fn tokens(&self) -> impl Iterator<Item = u32> {
+        [self.token].into_iter().chain(self.drafts.iter().copied())
+    }
+
+    /// The number of drafts to accept, by the token that was sampled for each row: a draft is accepted if it is the token
+    /// that was sampled before it, and all drafts before it were accepted.
+    pub fn accepted(&self, sampled: impl IntoIterator<Item = u32>) -> usize {
+        self.drafts.iter().zip(sampled).take_while(|(draft, sampled)| *draft == sampled).count()
+    }
+}
+
 /// The part of one prompt that a single step processes.
 pub struct PrefillChunk<'a, S = Sequence> {
     /// The sequence that the tokens are appended to.

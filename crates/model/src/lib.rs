@@ -69,7 +69,7 @@ mod step;
 mod text_encoder;
 mod tune;
 
-pub use batch::{DecodeRow, MixedOutput, PrefillChunk, Sampled};
+pub use batch::{DecodeRow, MixedOutput, PrefillChunk, Sampled, VerifyRows};
 pub use error::{Error, Result};
 pub use image::{
     IMAGE_TOKEN, Image, ImageProcessor, floor_image_boundary, image_blocks, is_image_token, join_images,
@@ -82,7 +82,9 @@ pub use limits::{DEFAULT_PAGE_SIZE, Limits};
 pub use loaded::Model;
 pub use pages::Sequence;
 pub use programs::SetupTime;
-pub use runner::{Counters, EncoderLoadOptions, LoadOptions, MAX_OUTPUT_ROWS, Runner, check_tokens};
+pub use runner::{
+    Counters, EncoderLoadOptions, LoadOptions, MAX_OUTPUT_ROWS, MAX_VERIFY_ROWS, Runner, check_tokens,
+};
 pub use sampling::Sampling;
 pub use size::Size;
 pub use state::MAX_CHUNKS_PER_STEP;

@@ -9,7 +9,7 @@ use tensor::KvScheme;
 use weights::blueprint::Reservation;
 
 use crate::{
-    Error, Result,
+    Error, MAX_VERIFY_ROWS, Result,
     bucket::buckets,
     pages::{PageConfig, sliding_pages},
     state::MAX_SAMPLED,
@@ -120,6 +120,8 @@ impl Limits {
     pub fn reservation(&self, config: &Config, output_rows: u32) -> Reservation {
         let window = window(config);
         let rows = u64::from(self.max_rows());
+        // Verify steps compute logits of every row.
+        let output_rows = output_rows.max(self.prefill_chunk.min(MAX_VERIFY_ROWS as u32));
         let sum_of_buckets = |max_rows: u64| buckets(max_rows as usize).sum::<usize>() as u64;
         // Every bucket has its own logits. The largest has them twice more where logits are read back, or
         // where samplers take as much scratch memory.

@@ -6,6 +6,7 @@ mod load;
 mod mixed;
 mod prefill;
 mod profile;
+mod verify;
 
 use std::{
     sync::{Arc, atomic::AtomicBool},
@@ -31,6 +32,7 @@ use crate::{
 };
 
 pub use load::{EncoderLoadOptions, LoadOptions};
+pub use verify::MAX_VERIFY_ROWS;
 
 /// Totals since a runner was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -73,6 +75,8 @@ pub struct Runner {
     compiled_ahead: Vec<Pipeline>,
     /// Whether a prefill step may run in the program of a larger bucket because its own is not recorded yet.
     substitutes: bool,
+    /// Whether the programs of verify steps are recorded ahead of their use.
+    verifies: bool,
     pacer: Pacer,
     step_timeout: Duration,
     steps: u64,
@@ -96,6 +100,7 @@ impl Runner {
             encoder: None,
             compiled_ahead: vec![],
             substitutes: false,
+            verifies: false,
             pacer: Pacer::new(estimator),
             step_timeout: TIMEOUT,
             steps: 0,
@@ -241,8 +246,8 @@ impl Runner {
         MEASURED_ROWS.map(|rows| rows.min(limits.prefill_chunk).min(limits.context_length))
     }
 
-    /// Records the programs that a server uses all the time: decode batches of any size, prefill chunks of any length,
-    /// alone and beside one decode row, and the longest chunks beside more decode rows. All others are recorded when
+    /// Records the programs that a server uses all the time: decode batches of any size, verify steps of one sequence where
+    /// drafts are verified, prefill chunks of any length, alone and beside one decode row, and the longest chunks beside more decode rows. All others are recorded when
     /// first used.
     pub fn prepare_serving(&mut self, samplings: &[Sampling]) -> Result<()> {
         self.prepare_first_requests(samplings)?;
@@ -293,6 +298,9 @@ impl Runner {
                 chunks.push(key(0, rows, 1));
             }
             keys.others.extend(buckets(max_sequences).skip(1).map(|rows| key(rows, 0, rows)));
+            if self.verifies {
+                keys.others.extend(buckets(self.max_verify_rows()).skip(1).map(|rows| key(0, rows, rows)));
+            }
             if limits.max_sequences > 1 {
                 for rows in buckets(max_chunk).filter(|rows| *rows > 2) {
                     keys.others.extend([1, 2].map(|outputs| key(1, rows - 1, outputs)));
@@ -411,7 +419,7 @@ impl Runner {
         samplings: &[RowSampling<'_>],
     ) -> Result<()> {
         let last = rows[..counts.decode].iter().map(|row| row.position + steps - 1).max();
-        if let (true, Some(last)) = (self.model.one_dispatch, last) {
+        if let (true, Some(last)) = (self.model.attends_in_one_dispatch(counts.decode_bucket()), last) {
             let (model, limits) = (&self.model, self.cache.limits());
             for (variant, attention) in model.attention_variants().iter().enumerate() {
                 let workgroups =
@@ -438,16 +446,24 @@ impl Runner {
 
     /// The tokens that a step of the last run sampled for its rows.
     fn read_sampled(&mut self, step: usize, rows: &[Row]) -> Result<Vec<Sampled>> {
-        match self.sampler.read(step, rows) {
-            Ok((sampled, bytes)) => {
-                self.read_back += bytes;
-                Ok(sampled)
-            }
-            Err(error) => {
-                self.clear_caches();
-                Err(error)
-            }
+        let sampled = self.read_rows(step, rows)?;
+        match sampled.iter().position(Option::is_none) {
+            Some(row) => Err(self.non_finite(&rows[row])),
+            None => Ok(sampled.into_iter().flatten().collect()),
         }
+    }
+
+    /// The same, with `None` for rows whose logits are not finite.
+    fn read_rows(&mut self, step: usize, rows: &[Row]) -> Result<Vec<Option<Sampled>>> {
+        let (sampled, bytes) = self.sampler.read(step, rows.len())?;
+        self.read_back += bytes;
+        Ok(sampled)
+    }
+
+    /// The error of a row whose logits are not finite.
+    fn non_finite(&mut self, row: &Row) -> Error {
+        self.clear_caches();
+        Error::NonFiniteLogits { position: row.position }
     }
 
     /// Forgets what earlier steps computed, after logits that are not finite: keys and values in the prefix cache may be

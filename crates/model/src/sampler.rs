@@ -9,10 +9,10 @@ use kernels::sample::{
 };
 
 use crate::{
-    DecodeRow, Error, Limits, Result, Sampled,
+    DecodeRow, Limits, MAX_VERIFY_ROWS, Result, Sampled,
     bucket::bucket,
     sampling::RowSampling,
-    state::{HostArenas, MAX_SAMPLED, MAX_STEPS, Row, StepState, TIMEOUT},
+    state::{HostArenas, MAX_SAMPLED, MAX_STEPS, StepState, TIMEOUT},
 };
 
 const _: () = assert!(MAX_SAMPLED as usize * MAX_STEPS <= Run::MAX_FINISHED);
@@ -119,12 +119,13 @@ impl SamplerState {
     }
 
     /// Scratch bytes of a sampler for the maximum number of rows. Samplers with filters need so much that
-    /// those with top tokens as well, which need little more, share their size. They sample a row per sequence; the
-    /// others may score a prompt as well.
+    /// those with top tokens as well, which need little more, share their size. They sample a row per sequence, or verify
+    /// drafts; the others may score a prompt as well.
     fn scratch_bytes(&self, features: Features) -> Result<u64> {
         let features = Features { top: features.top || features.filters, ..features };
         let kernel = Sample::new(&self.device, features, self.vocab as usize)?;
-        let rows = if features.filters { self.max_sequences() } else { self.max_rows };
+        let verified = (MAX_VERIFY_ROWS as u32).min(self.max_rows);
+        let rows = if features.filters { self.max_sequences().max(verified) } else { self.max_rows };
         Ok(kernel.scratch_bytes(bucket(rows as usize)))
     }
 
@@ -227,22 +228,22 @@ impl SamplerState {
         Ok(())
     }
 
-    /// Reads the tokens that a step of the last run sampled for its rows. Returns them with the number of
-    /// bytes read.
-    pub fn read(&self, step: usize, rows: &[Row]) -> Result<(Vec<Sampled>, u64)> {
-        let mut words = vec![[0_u32; sample::Sampled::WORDS]; rows.len()];
+    /// Reads the tokens that a step of the last run sampled for this many output rows, `None` where logits are not finite.
+    /// Returns them with the number of bytes read.
+    pub fn read(&self, step: usize, rows: usize) -> Result<(Vec<Option<Sampled>>, u64)> {
+        let mut words = vec![[0_u32; sample::Sampled::WORDS]; rows];
         let bytes = size_of_val(&words[..]) as u64;
         self.sampled.read(step as u64 * bytes, bytemuck::cast_slice_mut(&mut words))?;
-        let check = |(output, (words, row)): (usize, ([u32; sample::Sampled::WORDS], &Row))| {
+        let sampled = |(output, words): (usize, [u32; sample::Sampled::WORDS])| {
             let sample::Sampled { token, logprob } = sample::Sampled::from_words(words);
             match token {
-                NO_TOKEN => Err(Error::NonFiniteLogits { position: row.position }),
+                NO_TOKEN => Ok(None),
                 token => {
-                    Ok(Sampled { token, logprob, top: self.read_top(step * rows.len() + output, output)? })
+                    Ok(Some(Sampled { token, logprob, top: self.read_top(step * rows + output, output)? }))
                 }
             }
         };
-        let sampled: Result<Vec<Sampled>> = words.into_iter().zip(rows).enumerate().map(check).collect();
+        let sampled: Result<Vec<Option<Sampled>>> = words.into_iter().enumerate().map(sampled).collect();
         Ok((sampled?, bytes))
     }
 

@@ -70,7 +70,28 @@ impl Metrics {
         );
         page.counter("generation_tokens_total", "Generated tokens", status.generation_tokens);
         page.counter("steps_total", "Model steps (forward passes)", status.steps);
-        page.counter("step_rows_total", "Rows of all steps: prefill tokens and decode rows", status.rows);
+        page.counter(
+            "step_rows_total",
+            "Rows of all steps: prefill tokens, decode rows and drafts",
+            status.rows,
+        );
+        page.counter("verify_steps_total", "Decode steps that verified drafts", status.verify_steps);
+        page.describe(
+            "draft_tokens_total",
+            "Drafted tokens by source: text, prediction or grammar",
+            "counter",
+        );
+        for (source, counts) in status.drafts.by_source() {
+            page.sample("draft_tokens_total", &format!("{{source=\"{source}\"}}"), &counts.drafted);
+        }
+        page.describe(
+            "accepted_tokens_total",
+            "Accepted drafts by source: tokens without a step of their own",
+            "counter",
+        );
+        for (source, counts) in status.drafts.by_source() {
+            page.sample("accepted_tokens_total", &format!("{{source=\"{source}\"}}"), &counts.accepted);
+        }
         page.gauge("last_step_rows", "Rows of the last step (its batch size)", status.last_step_rows);
         page.counter(
             "decode_memory_read_bytes_total",

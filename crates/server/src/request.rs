@@ -64,6 +64,10 @@ pub(crate) struct GenerationOptions {
     pub(crate) constraint: Option<Constraint>,
     /// Number of most probable tokens to report per position; `None` without logprobs.
     pub(crate) top_logprobs: Option<u32>,
+    /// Whether no tokens are drafted.
+    pub(crate) no_drafts: bool,
+    /// Text that the completion is expected to have in common, to draft from.
+    pub(crate) prediction: Option<String>,
 }
 
 /// The input of a request.
@@ -250,6 +254,7 @@ impl ParsedRequest {
         let top = top_logprobs.unwrap_or(0).min(model.vocab_size);
         sampling.top = top;
         let seed = options.seed.unwrap_or_else(random::number);
+        let prediction = prediction_tokens(options.prediction.as_deref(), model, context_length)?;
         let (mut requests, mut echoes) = (Vec::new(), Vec::new());
         for EncodedPrompt { tokens, images, echo } in prompts {
             let (requested, min_tokens) = (options.max_tokens, options.min_tokens);
@@ -263,6 +268,8 @@ impl ParsedRequest {
                     max_tokens,
                     prompt_logprobs: scores_prompt.then_some(top),
                     images: images.clone(),
+                    speculate: !options.no_drafts,
+                    prediction: prediction.clone(),
                     ..Request::new(tokens.clone(), NonZeroU32::MIN)
                 });
                 echoes.push(echo.clone());
@@ -331,6 +338,17 @@ pub(crate) fn count_prompt_tokens(
     context: &Context,
 ) -> Result<usize, Error> {
     prompt_tokens(request, images, context).map(|tokens| tokens.len())
+}
+
+/// The tokens of a prediction; an error if there are more than a completion can have.
+fn prediction_tokens(text: Option<&str>, model: &Model, context_length: u32) -> Result<Vec<u32>, Error> {
+    let tokens = text.map_or(vec![], |text| model.tokenizer.encode(text, EncodeSpecial::AsText));
+    if tokens.len() > context_length as usize {
+        let message =
+            format!("has {} tokens, but the context has room for {context_length} only", tokens.len());
+        return Err(Error::invalid_field("prediction", message));
+    }
+    Ok(tokens)
 }
 
 /// Token limit of a completion; an error if the prompt is too long.

@@ -43,7 +43,9 @@ fn generate_matches_the_reference() {
     }
     let reference = reference();
     let text = reference["text"].as_str().unwrap();
-    let output = indrik(&["generate", "-m", &tiny(), "-p", text, "-n", "12", "--json"]).output().unwrap();
+    // Rows of rejected drafts are read back, too.
+    let arguments = ["generate", "-m", &tiny(), "-p", text, "-n", "12", "--speculate", "off", "--json"];
+    let output = indrik(&arguments).output().unwrap();
     let printed = json(&output);
     assert_eq!(printed["prompt_ids"], reference["ids"], "{}", stderr(&output));
     assert_eq!(printed["tokens"], reference["greedy"]);
@@ -73,6 +75,60 @@ fn generate_matches_the_reference() {
     assert_eq!(printed["prompt_ids"], reference["ids"], "the trailing newline is not part of the prompt");
     assert_eq!(printed["text"].as_str().unwrap(), greedy.split("r c").next().unwrap());
     assert_eq!(printed["finish"], "stop");
+}
+
+#[test]
+fn drafts_do_not_change_the_output() {
+    if !has_device() {
+        return;
+    }
+    let text = "one two three four one two three four one two three";
+    for sampling in [&["--temperature", "0"][..], &["--temperature", "1", "--seed", "3"]] {
+        let generated = |when: &str| {
+            let arguments =
+                ["generate", "-m", &tiny(), "-p", text, "-n", "90", "--speculate", when, "--json"];
+            let printed = json(&indrik(&[&arguments[..], sampling].concat()).output().unwrap());
+            let speed = &printed["speed"];
+            let [drafted, accepted] =
+                ["drafted_tokens", "accepted_tokens"].map(|key| speed[key].as_u64().unwrap());
+            assert!(accepted <= drafted && (when != "off" || drafted == 0), "{speed}");
+            assert!(speed["tokens_per_step"].as_f64().unwrap() >= 1.0, "{speed}");
+            printed["tokens"].clone()
+        };
+        assert_eq!(generated("auto"), generated("off"));
+    }
+    let output = indrik(&["generate", "-m", &tiny(), "-p", text, "--speculate", "often"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+}
+
+#[test]
+fn verify_steps_and_the_gain_of_a_text_are_measured() {
+    if !has_device() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("text");
+    std::fs::write(&file, "one two three four ".repeat(40)).unwrap();
+    let file = file.display().to_string();
+    let bench = |more: &[&str]| {
+        let arguments = ["bench", "-m", &tiny(), "-r", "1", "--speculate"];
+        indrik(&[&arguments[..], more].concat()).output().unwrap()
+    };
+    let printed = json(&bench(&[&file, "--json"]));
+    let rows: Vec<u64> = printed["verify_steps"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|line| line["rows"].as_u64().unwrap())
+        .collect();
+    assert_eq!(rows, (1..=8).collect::<Vec<_>>());
+    assert_eq!(printed["verify_steps"][0]["relative"], 1.0);
+    let text = &printed["text"];
+    assert!(text["tokens"].as_u64().unwrap() > 100 && text["gain"].as_f64().unwrap() > 0.0, "{text}");
+    assert!(stdout(&bench(&[])).contains("ms per step"));
+    std::fs::write(dir.path().join("text"), "a").unwrap();
+    let output = bench(&[&file]);
+    assert!(!output.status.success() && stderr(&output).contains("tokens"), "{}", stderr(&output));
 }
 
 #[test]

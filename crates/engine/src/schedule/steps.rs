@@ -132,17 +132,21 @@ impl<B: Backend> Scheduler<B> {
         Ok(counts)
     }
 
-    /// Decodes several steps in one submission, as far as no request of the batch needs the host in between.
+    /// Verifies drafts in one step, or decodes several steps in one submission, as far as no request of the batch needs the
+    /// host in between.
     fn decode_run(&mut self) -> Result<(), BackendError> {
         let context_length = self.shared.capacity.context_length as usize;
         let selected = self.select_decode_batch();
+        if self.verify_step(&selected)? {
+            return Ok(());
+        }
         let batch = || selected_jobs(&self.decoding, &selected);
         let remaining = |job: &Job| job.remaining_tokens().min(context_length - job.sequence_len());
         let shortest = batch().map(remaining).min().unwrap_or(1);
         // A token mask depends on the token before it, which the host sees only after the step.
         let masked = batch().any(|job| job.mask().is_some());
         let rows = batch().count();
-        let usual = if masked { 1 } else { self.backend.decode_run_steps(rows) };
+        let usual = if masked { 1 } else { self.trials.run_steps(self.backend.decode_run_steps(rows)) };
         let max_steps = shortest.min(usual).max(1);
         let steps = match self.decode_batch(max_steps, &selected) {
             // A run allocates the pages of all its steps at once. There may be enough for a single step.
@@ -150,6 +154,7 @@ impl<B: Backend> Scheduler<B> {
             steps => steps,
         }?;
         self.record_steps(steps.len(), rows);
+        self.trials.record_steps(steps.len());
         self.deliver_steps(steps, &selected);
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! Tests of the scheduler, round by round on the mock backend.
 
 mod properties;
+mod speculation;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,7 +17,7 @@ use super::Scheduler;
 use crate::{
     BackendError, Capacity, Event, EventStream, FinishReason, Options, Request, RequestError, Sampling,
     inbox::Shared,
-    job::Job,
+    job::{Decoding, Job},
     testing::{EveryNth, Inspector, MockBackend, MockOptions},
 };
 
@@ -34,9 +35,13 @@ struct Harness {
 
 impl Harness {
     fn new(options: MockOptions) -> Self {
-        let backend = MockBackend::new(options);
+        Self::with_options(options, Options::default())
+    }
+
+    fn with_options(backend: MockOptions, options: Options) -> Self {
+        let backend = MockBackend::new(backend);
         let inspector = backend.inspector();
-        let shared = Arc::new(Shared::new(backend.options().capacity, Options::default()));
+        let shared = Arc::new(Shared::new(backend.options().capacity, options));
         Self { scheduler: Scheduler::new(backend, shared.clone(), None), shared, inspector }
     }
 
@@ -91,6 +96,10 @@ impl Harness {
         assert_eq!(status.pages.free, self.inspector.free_pages());
         assert!(status.pages.cached <= status.pages.free);
         assert_eq!(self.inspector.sequences() as usize, self.scheduler.running());
+        for Decoding { job, sequence } in decoding {
+            let pages = job.sequence_len().div_ceil(self.shared.capacity.page_size as usize);
+            assert_eq!(sequence.pages().len(), pages, "pages for tokens that the sequence does not have");
+        }
         // Decoding, prefilling, waiting: in order of submission, but for those whose prompts are scored or have images.
         let decoding: Vec<&Job> = decoding.iter().map(|decoding| &decoding.job).collect();
         let prefilling: Vec<&Job> = prefilling.iter().map(|prefilling| &prefilling.job).collect();

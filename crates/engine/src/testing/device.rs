@@ -36,6 +36,7 @@ impl Device {
         let capacity = options.capacity;
         assert!(capacity.pages >= capacity.context_length.div_ceil(capacity.page_size), "{capacity:?}");
         let rows = options.prefill_chunk.max(options.max_steps) as u32;
+        let rows = rows.max(capacity.max_verify_rows);
         let config = PageConfig {
             max_sequences: capacity.max_sequences,
             page_size: capacity.page_size,
@@ -152,18 +153,23 @@ impl MockSequence {
         device.pages.extend(&mut self.held, rows as u32).then_some(()).ok_or(BackendError::NoFreePages)
     }
 
-    /// Appends tokens, for which pages must be allocated.
-    pub(super) fn append(&mut self, tokens: &[u32]) {
+    /// Writes the positions after its end, for which pages must be allocated.
+    pub(super) fn write(&self, tokens: &[u32]) {
         let mut device = locked(&self.device);
-        let first = self.tokens.len();
-        self.tokens.extend(tokens);
-        for (position, content) in contents(&self.tokens).enumerate().skip(first) {
+        let all = [&self.tokens[..], tokens].concat();
+        for (position, content) in contents(&all).enumerate().skip(self.tokens.len()) {
             for kind in [PageKind::Full, PageKind::Sliding] {
                 let cell = device.cell(&self.held, kind, position);
                 device.cells[kind as usize][cell] = content;
             }
         }
-        device.pages.advance(&mut self.held, tokens);
+    }
+
+    /// Writes tokens and appends them.
+    pub(super) fn append(&mut self, tokens: &[u32]) {
+        self.write(tokens);
+        self.tokens.extend(tokens);
+        locked(&self.device).pages.advance(&mut self.held, tokens);
     }
 
     /// Asserts that every position which the next token attends to holds the number that this sequence's

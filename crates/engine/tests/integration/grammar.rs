@@ -11,8 +11,12 @@ use model::{Limits, Model, Runner, language::Language};
 use serde_json::{Map, Value, json};
 use text::{DecodeSpecial, EncodeSpecial};
 
-const OPTIONS: Options =
-    Options { queue_capacity: 256, mixed_step_budget: Duration::ZERO, prefill_step_budget: Duration::ZERO };
+const OPTIONS: Options = Options {
+    queue_capacity: 256,
+    mixed_step_budget: Duration::ZERO,
+    prefill_step_budget: Duration::ZERO,
+    speculate: true,
+};
 
 const PATTERNS: [&str; 3] = ["^[a-c]{2,4}$", "^(no|maybe)$", r"^\d{3}-\d{2}$"];
 

@@ -17,8 +17,12 @@ use model::{Limits, Model, Runner};
 
 /// Step times on this driver vary with the load of the machine. A budget of zero makes chunks as short as
 /// possible, whatever they take.
-const OPTIONS: Options =
-    Options { queue_capacity: 64, mixed_step_budget: Duration::ZERO, prefill_step_budget: Duration::ZERO };
+const OPTIONS: Options = Options {
+    queue_capacity: 64,
+    mixed_step_budget: Duration::ZERO,
+    prefill_step_budget: Duration::ZERO,
+    speculate: true,
+};
 
 const NAME: &str = "gguf_q8_0";
 
@@ -98,6 +102,30 @@ fn concurrent_requests_generate_the_same_tokens_as_alone() {
             let engine = start(&model, limits);
             check_all(&engine, &requests, &expected);
             assert_eq!(engine.status().preemptions, 0);
+            engine.stop();
+        }
+    }
+}
+
+/// Whether a draft is verified depends on measured times, so the number of drafts is not checked.
+#[test]
+fn predictions_change_no_token() {
+    let Some(device) = testkit::cpu_device() else { return };
+    for name in MODELS {
+        let fixture = Fixture::open(name);
+        let model = Arc::new(load_alone(&device, &fixture.path).with_row_invariant(true));
+        let mut requests = requests(&fixture.ids);
+        // Enough pages for some of them at a time.
+        let limits = Limits { max_pages: Some(20), ..limits(5, 64, 16) };
+        let expected = requests.each_ref().map(|request| alone(&model, limits, request));
+        for every in [usize::MAX, 3, 1] {
+            for (request, expected) in requests.iter_mut().zip(&expected) {
+                request.prediction = expected.clone();
+                let wrong = request.prediction.iter_mut().skip(2).step_by(every);
+                wrong.for_each(|token| *token = (*token + 1) % fixture.vocab as u32);
+            }
+            let engine = start(&model, limits);
+            check_all(&engine, &requests, &expected);
             engine.stop();
         }
     }

@@ -74,7 +74,7 @@ impl Layer<'_> {
     /// Decode rows, the first of the step.
     fn decode(&self, recorder: &mut Recorder, rows: usize) -> Result<()> {
         let StepBuffers { model, state, kv_splits, .. } = self.buffers;
-        if model.one_dispatch {
+        if model.attends_in_one_dispatch(rows) {
             return self.attend_in_one_dispatch(recorder, rows);
         }
         let rows = AttendingRows {

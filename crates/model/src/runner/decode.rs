@@ -70,6 +70,7 @@ impl Runner {
         }
         self.record_steps(key, &extent, all.len(), elapsed);
         self.pacer.record_run(key.bucket, all.len(), elapsed);
+        self.pacer.record_step_time(key.bucket, elapsed / all.len() as u32);
         self.state.set_next_rows(rows);
         Ok(all)
     }

@@ -25,6 +25,10 @@ pub struct LoadOptions<'a> {
     pub limits: Limits,
     /// Whether logits are batch-invariant.
     pub reproducible: bool,
+    /// Whether logits of few rows are row-invariant: see [`Model::with_row_invariant`].
+    pub row_invariant: bool,
+    /// Whether drafts will be verified, so that the programs of verify steps are recorded ahead.
+    pub verifies: bool,
     /// If not empty, the pipelines of [`Runner::prepare_first_requests`] with these samplings are compiled while the
     /// weights are read.
     pub samplings: &'a [Sampling],
@@ -52,11 +56,22 @@ impl Runner {
         options: &LoadOptions<'_>,
         control: &Control,
     ) -> Result<(Self, Stats)> {
-        let LoadOptions { placement, limits, reproducible, samplings, stream, encoder } = options;
+        let LoadOptions {
+            placement,
+            limits,
+            reproducible,
+            row_invariant,
+            verifies,
+            samplings,
+            stream,
+            encoder,
+        } = options;
         let weights = load::allocate(device, checkpoint, placement, stream)?;
         let model = Model::from_weights(device, checkpoint.config.clone(), weights)?;
-        let model = Arc::new(model.with_reproducible(*reproducible));
+        let model = model.with_reproducible(*reproducible).with_row_invariant(*row_invariant);
+        let model = Arc::new(model);
         let mut runner = Runner::new(model.clone(), *limits)?;
+        runner.verifies = *verifies;
         let vision = encoder.as_ref().map(|options| VisionBlueprint::new(options.vision)).transpose()?;
         if let (Some(blueprint), Some(encoder)) = (&vision, encoder) {
             let soft_tokens = encoder.vision.config.max_soft_tokens();

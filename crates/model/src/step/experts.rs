@@ -146,7 +146,7 @@ pub(super) fn router_adds(model: &Model, rows: usize) -> bool {
     model.experts().is_some()
         && !model.config.architecture.family().post_norms
         // Only for some numbers of rows, and with other rounding.
-        && !model.reproducible
+        && !model.is_invariant(rows)
         && router::policy::adds(model.device.caps(), model.config.hidden as usize, rows)
 }
 
@@ -176,7 +176,7 @@ fn router(model: &Model, experts: &Experts, rows: usize, add: Option<AddShape>) 
         add,
     };
     // The plans of few and of many rows add up in different orders.
-    let rows = if model.reproducible { usize::MAX } else { rows };
+    let rows = if model.is_invariant(rows) { usize::MAX } else { rows };
     let plan = router::policy::plan(model.device.caps(), rows);
     Ok(Router::with_plan(&model.device, shape, plan)?)
 }
@@ -200,7 +200,7 @@ fn summed_down(
     let shape = gemv::policy::Shape::plain(weights, 1, activations);
     let (caps, per_token) = (model.device.caps(), experts.per_token as usize);
     let plan = gemv::policy::summed_experts_plan(caps, &shape, per_token, rows)?;
-    (rows <= gemv::MAX_COLUMNS && !model.reproducible).then_some((shape, plan))
+    (rows <= gemv::MAX_COLUMNS && !model.is_invariant(rows)).then_some((shape, plan))
 }
 
 /// A product over experts.
@@ -268,14 +268,14 @@ fn method(
     let columns = (pairs * 3).div_ceil(experts.count as usize * 2);
     if activations == Activations::F16 {
         let shape = coopmat::policy::Shape { weights, columns, epilogue, output, split_k: SplitK::Reduced };
-        let plan = model.expert_coopmat_plan(&shape);
+        let plan = model.expert_coopmat_plan(&shape, rows);
         let plan = plan.expect("activations are f16 only where cooperative matrices take every matrix");
         return Ok(Method::Coopmat(shape, plan));
     }
     let shape =
         gemv::policy::Shape { epilogue, output, ..gemv::policy::Shape::plain(weights, 1, activations) };
     let plan = gemv::policy::expert_plan(caps, &shape, pairs);
-    let few = rows <= gemv::MAX_COLUMNS && !model.reproducible;
+    let few = rows <= gemv::MAX_COLUMNS && !model.is_invariant(rows);
     if few && plan.lanes.is_none() {
         return Ok(Method::Gemv(shape, plan));
     }

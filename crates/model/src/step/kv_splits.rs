@@ -122,7 +122,7 @@ fn allocate(model: &Model, limits: Limits, rows: SplitRows) -> Result<Option<Buf
     for attention in model.attention_variants() {
         let shape = attention_shape(model, limits, attention, Activations::F32);
         let variant_bytes = match rows {
-            SplitRows::Decode(rows) if model.one_dispatch => {
+            SplitRows::Decode(rows) if model.attends_in_one_dispatch(rows) => {
                 let plan = decode::policy::plan_for_rows(device.caps(), &shape, rows as u32);
                 DecodeAttention::with_plan(device, shape, plan)?.scratch_bytes(rows as u32)
             }

@@ -193,7 +193,7 @@ impl<'a> Step<'a> {
         let lanes =
             || matches!(gemm::policy::plan(device.caps(), &shape).method, gemm::policy::Method::Lanes(_));
         if let Input::Vectors(x) = x
-            && (columns > gemv::MAX_COLUMNS || model.reproducible && !lanes())
+            && (columns > gemv::MAX_COLUMNS || model.is_invariant(columns) && !lanes())
         {
             return Ok(Gemm::new(device, shape)?.record(self.recorder, name, matrix, x, target, active)?);
         }

@@ -16,7 +16,7 @@ use crate::{Model, Result, loaded::epilogue};
 /// Split-K of a cooperative-matrix product whose consumer can add up partial sums. The same for any number of
 /// rows where logits must not depend on it.
 pub(super) fn consumer_split_k(model: &Model, rows: usize) -> SplitK {
-    if model.reproducible { SplitK::Reduced } else { split_k_for_consumer(rows) }
+    if model.is_invariant(rows) { SplitK::Reduced } else { split_k_for_consumer(rows) }
 }
 
 /// Partial sums that QKV or a block's output is left in: more than one only for a single matrix that is split
@@ -96,7 +96,7 @@ pub(super) fn computes_own_norm(model: &Model, rows: usize) -> bool {
         && model.config.per_layer_width.is_none()
         // So does a router that does not add to it, and a product adds no experts up.
         && (model.experts().is_none() || rows == 1 && router_adds(model, rows) && sums_experts(model, rows))
-        && !model.reproducible
+        && !model.is_invariant(rows)
         && model.activations(rows) == Activations::Int16
         && gemv::policy::has_prologue(caps, hidden, rows)
         && block_outputs.all(|(_, matrix)| gemv::policy::supports_splits(caps, &matrix.layout(), rows))

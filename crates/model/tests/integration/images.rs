@@ -140,6 +140,8 @@ impl VisionFixture {
             placement: &placement(device, &self.checkpoint),
             limits,
             reproducible: false,
+            row_invariant: false,
+            verifies: false,
             samplings: &[],
             stream: Options { slot_bytes: 1 << 20, slots: 2, threads: 1, ..Options::default() },
             encoder: Some(encoder),

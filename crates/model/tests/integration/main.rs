@@ -19,3 +19,4 @@ mod reference;
 mod runs;
 mod sampling;
 mod tuning;
+mod verify;

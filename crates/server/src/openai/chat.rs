@@ -56,6 +56,18 @@ pub(crate) struct ChatRequest {
     /// Whether the model thinks before it answers, if its template has a switch for it: "none" switches thinking off,
     /// any other value on. `enable_thinking` in `chat_template_kwargs` overrides it.
     reasoning_effort: Option<String>,
+    /// Text that the reply is expected to have in common, such as a file that it edits: tokens are drafted from it. The
+    /// reply is the same without, but takes longer.
+    prediction: Option<Prediction>,
+}
+
+/// Text that a reply is expected to have in common.
+#[derive(Debug, Deserialize, ToSchema)]
+struct Prediction {
+    /// "content".
+    r#type: String,
+    #[schema(value_type = ContentSchema)]
+    content: Content,
 }
 
 /// A message of the conversation.
@@ -179,6 +191,24 @@ impl ChatRequest {
             )),
             (false, None) => Ok(None),
             (true, top) => Ok(Some(top.unwrap_or(0))),
+        }
+    }
+
+    /// Text that the reply is expected to have in common.
+    pub(super) fn take_prediction(&mut self) -> Result<Option<String>, Error> {
+        let Some(Prediction { r#type, content }) = self.prediction.take() else { return Ok(None) };
+        if r#type != "content" {
+            return Err(Error::unsupported("prediction.type", format!("{type:?}")));
+        }
+        match content {
+            Content::Text(text) => Ok(Some(text)),
+            Content::Parts(_) => Err(Error::unsupported("prediction.content", "an image")),
+            Content::UnsupportedPart { index, r#type } => {
+                Err(Error::unsupported(format!("prediction.content[{index}].type"), format!("{type:?}")))
+            }
+            Content::MissingText { index } => {
+                Err(Error::missing_field(format!("prediction.content[{index}].text")))
+            }
         }
     }
 

@@ -89,6 +89,8 @@ pub(crate) struct Options {
     min_tokens: Option<u32>,
     /// Further tokens that end the completion; they are not part of it.
     stop_token_ids: Option<Vec<u32>>,
+    /// Whether tokens may be drafted and verified several at a time; true by default. The completion is the same.
+    speculate: Option<bool>,
     /// Return `timings`, the speed of prefill and decoding: in the response, or in every chunk with tokens.
     timings_per_token: Option<bool>,
 }
@@ -212,6 +214,8 @@ impl Options {
             ignore_eos: self.ignore_eos.unwrap_or(false),
             constraint: self.constraint()?,
             top_logprobs,
+            no_drafts: self.speculate == Some(false),
+            prediction: None,
         })
     }
 

@@ -9,7 +9,7 @@ use super::options::Options;
 use super::unsupported::FIELDS;
 use crate::error::Error;
 use crate::parse::parse;
-use crate::request::{GenerationRequest, Input};
+use crate::request::{GenerationOptions, GenerationRequest, Input};
 use crate::state::Context;
 use crate::unsupported::check_unsupported;
 
@@ -64,9 +64,11 @@ pub(super) fn parse_request(
         Endpoint::Chat => {
             images = take_images(&mut body, app.images.limits())?;
             app.images.check(model, &images)?;
-            let chat: ChatRequest = parse(&body)?;
+            let mut chat: ChatRequest = parse(&body)?;
             options.require_completion()?;
-            let generation = generation(options.n(), chat.top_logprobs()?)?;
+            let prediction = chat.take_prediction()?;
+            let generation =
+                GenerationOptions { prediction, ..generation(options.n(), chat.top_logprobs()?)? };
             let conversation = chat.into_conversation(config.thinking)?;
             (Input::Conversation(Box::new(conversation)), generation)
         }

@@ -59,7 +59,7 @@ pub(crate) struct Usage {
     completion_tokens: u64,
     total_tokens: u64,
     prompt_tokens_details: PromptTokensDetails,
-    /// Only if the model's chat template supports thinking.
+    /// Only if the model's chat template supports thinking, or tokens of a prediction were verified.
     #[serde(skip_serializing_if = "Option::is_none")]
     completion_tokens_details: Option<CompletionTokensDetails>,
     /// Only if `timings_per_token` is set.
@@ -100,6 +100,10 @@ struct PromptTokensDetails {
 struct CompletionTokensDetails {
     /// Tokens of the thinking, with its delimiters.
     reasoning_tokens: u64,
+    /// Tokens that were drafted from the prediction and are in the completion.
+    accepted_prediction_tokens: u64,
+    /// Tokens that were drafted from the prediction and are not in the completion.
+    rejected_prediction_tokens: u64,
 }
 
 impl Usage {
@@ -117,6 +121,12 @@ impl Usage {
         self.completion_tokens += u64::from(usage.completion_tokens);
         if let Some(tokens) = reasoning_tokens {
             self.completion_tokens_details.get_or_insert_default().reasoning_tokens += u64::from(tokens);
+        }
+        let prediction = usage.drafts.prediction;
+        if prediction.drafted > 0 {
+            let details = self.completion_tokens_details.get_or_insert_default();
+            details.accepted_prediction_tokens += prediction.accepted;
+            details.rejected_prediction_tokens += prediction.rejected();
         }
         self.total_tokens = self.prompt_tokens + self.completion_tokens;
     }

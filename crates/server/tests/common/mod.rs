@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use engine::{
-    Capacity, Event, EventStream, FinishReason, ImageProcessor, Pages, RecentStats, Request, RequestError,
-    Sampling, Status, SubmitError, Token, Usage, testing,
+    Capacity, DraftCounts, DraftStats, Event, EventStream, FinishReason, ImageProcessor, Pages, RecentStats,
+    Request, RequestError, Sampling, Status, SubmitError, Token, Usage, testing,
 };
 use futures_util::future::{BoxFuture, FutureExt};
 use serde_json::{Value, json};
@@ -155,6 +155,13 @@ impl Mock {
     }
 }
 
+/// All of a prediction is drafted; what the completion starts with is accepted.
+fn drafts(request: &Request, completion: &[u32]) -> DraftStats {
+    let same = request.prediction.iter().zip(completion).take_while(|(a, b)| a == b).count();
+    let prediction = DraftCounts { drafted: request.prediction.len() as u64, accepted: same as u64 };
+    DraftStats { prediction, ..DraftStats::default() }
+}
+
 impl Generator for Mock {
     fn submit(&self, request: Request) -> Result<EventStream, SubmitError> {
         if let Some(error) = self.submit_error.lock().unwrap().clone() {
@@ -168,7 +175,7 @@ impl Generator for Mock {
             let start = request.sampling.seed as usize % script.len();
             script.rotate_left(start);
         }
-        let max_tokens = request.max_tokens;
+        let (max_tokens, drafts) = (request.max_tokens, drafts(&request, &script));
         let (delay, failure, live) = (self.delay, self.failure.clone(), self.live.clone());
         let wait = self.wait;
         live.fetch_add(1, Ordering::SeqCst);
@@ -206,6 +213,7 @@ impl Generator for Mock {
                     joules: Some(0.5),
                     decode_bytes: 1000,
                     decode_tokens: 5,
+                    drafts,
                 };
                 let _ = sender.send(match failure {
                     Some((_, failure)) => Event::Failed(failure),

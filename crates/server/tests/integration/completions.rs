@@ -9,6 +9,7 @@ use crate::common::{CACHED, Fixture, MODEL, Mock, chat, completion, fim_tokenize
 use engine::RequestError;
 use serde_json::{Value, json};
 use server::Config;
+use text::EncodeSpecial;
 
 const CHAT: &str = "/v1/chat/completions";
 const TEXT: &str = "/v1/completions";
@@ -453,4 +454,64 @@ fn the_models_endpoints_describe_the_model() {
     server.get("/v1/models/%ff").error(404, "model_not_found");
     let (_, param) = server.get("/v1/models/gpt-5").error(404, "model_not_found");
     assert_eq!(param, "model");
+}
+
+#[test]
+fn a_prediction_becomes_drafts_and_is_counted() {
+    let server = Fixture::new();
+    let usage_of = |content: Value| {
+        let prediction = json!({ "type": "content", "content": content });
+        let body = chat(json!({ "temperature": 0, "prediction": prediction, "n": 2 }));
+        let got = server.post(CHAT, &body);
+        assert_eq!(got.status, 200, "{}", got.body);
+        got.json()["usage"]["completion_tokens_details"].clone()
+    };
+    let predicted = " one two three five";
+    let parts = json!([{ "type": "text", "text": " one two" }, { "type": "text", "text": " three five" }]);
+    // Both choices have the prediction.
+    let expected =
+        json!({ "reasoning_tokens": 0, "accepted_prediction_tokens": 6, "rejected_prediction_tokens": 2 });
+    assert_eq!(usage_of(json!(predicted)), expected);
+    assert_eq!(usage_of(parts), expected);
+    assert_eq!(usage_of(json!("")), Value::Null);
+    let submitted = server.mock.submitted.lock().unwrap();
+    let tokens = tokenizer().encode(predicted, EncodeSpecial::AsText);
+    assert!(submitted[..4].iter().all(|request| request.prediction == tokens && request.speculate));
+}
+
+#[test]
+fn a_prediction_that_cannot_be_used_is_rejected() {
+    let server = Fixture::new();
+    let long = " one".repeat(100_000);
+    for (prediction, field) in [
+        (json!({ "type": "content", "content": long }), "prediction"),
+        (json!({ "type": "draft", "content": "" }), "prediction.type"),
+        (json!({ "content": "" }), "prediction.type"),
+        (json!({ "type": "content" }), "prediction.content"),
+        (json!({ "type": "content", "content": [{ "type": "text" }] }), "prediction.content[0].text"),
+        (json!({ "type": "content", "content": [{ "type": "audio" }] }), "prediction.content[0].type"),
+        (json!("text"), "prediction"),
+    ] {
+        let got = server.post(CHAT, &chat(json!({ "prediction": prediction })));
+        assert_eq!(got.status, 400, "{field}: {}", got.body);
+        assert_eq!(got.json()["error"]["param"], field, "{}", got.body);
+    }
+    let got = server.post(CHAT, &chat(json!({ "prediction": { "type": "content", "content": long } })));
+    let message = got.json()["error"]["message"].as_str().unwrap().to_owned();
+    assert!(message.contains("100000 tokens") && message.contains("256"), "{message}");
+    assert!(server.mock.submitted.lock().unwrap().is_empty());
+}
+
+#[test]
+fn a_request_may_do_without_drafts() {
+    let server = Fixture::new();
+    for (path, body) in
+        [(CHAT, chat(json!({ "speculate": false }))), (TEXT, completion(json!({ "speculate": false })))]
+    {
+        assert_eq!(server.post(path, &body).status, 200);
+    }
+    assert_eq!(server.post(CHAT, &chat(json!({ "speculate": null }))).status, 200);
+    assert_eq!(server.post(CHAT, &chat(json!({ "speculate": "off" }))).status, 400);
+    let submitted = server.mock.submitted.lock().unwrap();
+    assert_eq!(submitted.iter().map(|request| request.speculate).collect::<Vec<_>>(), [false, false, true]);
 }

@@ -6,6 +6,7 @@ mod gemv;
 mod images;
 mod load;
 mod plot;
+mod speculate;
 mod speed;
 
 use std::{process::ExitCode, sync::Arc};
@@ -26,6 +27,7 @@ use crate::loading::{self, Kv};
                   indrik bench --shape gemma3-27b --quant int8 -n 64 -d 0,8192 --profile\n  \
                   indrik bench --shape gemma3-4b -b 8 -p 4096 --beside 256\n  \
                   indrik bench --shape gemma3-27b --images 1,8\n  \
+                  indrik bench -m gemma3:270m --speculate README.md\n  \
                   indrik bench --bandwidth\n  indrik bench --gemv 43008x5376 --quant int8,int4 --json\n  \
                   indrik bench --load gemma-3-270m.gguf",
     group = clap::ArgGroup::new("what").required(true).args(["model", "shape", "bandwidth", "gemv", "load"])
@@ -79,6 +81,10 @@ pub struct Arguments {
     #[arg(long, value_delimiter = ',', value_name = "COUNT", requires = "shape", conflicts_with_all = ["beside", "plot"],
           value_parser = clap::value_parser!(u16).range(1..=64))]
     images: Vec<u16>,
+    /// Measure verify steps of 1 to 8 rows; with a text file, which takes -m, also what speculative decoding gains where
+    /// that text is generated
+    #[arg(long, value_name = "FILE", num_args = 0..=1, conflicts_with_all = ["gemv", "bandwidth", "load", "beside", "images", "plot", "profile"])]
+    speculate: Option<Option<std::path::PathBuf>>,
     /// Storage format of the KV cache (default: f16)
     #[arg(long, value_name = "TYPE", conflicts_with_all = ["gemv", "bandwidth", "load"])]
     kv: Option<Kv>,
@@ -145,6 +151,12 @@ fn run_model(device: &Device, arguments: &Arguments) -> anyhow::Result<ExitCode>
         let path = store::resolve_model(name)?;
         let max = |list: &[u32]| list.iter().copied().max().unwrap_or(0);
         let context = max(&plan.prompts).max(max(&plan.depths) + max(&plan.tokens));
+        let text = match &arguments.speculate {
+            Some(Some(file)) => {
+                Some(speculate::read_text(file, &indrik::ModelFiles::open(name)?.language()?.tokenizer)?)
+            }
+            _ => None,
+        };
         let sequences = max(&plan.batches) + u32::from(arguments.beside.is_some());
         let limits = |config: &Config| {
             let limits = Limits::new(device.info(), config, sequences, context);
@@ -155,6 +167,9 @@ fn run_model(device: &Device, arguments: &Arguments) -> anyhow::Result<ExitCode>
         let (model, times) = load::load(device, &path, Some(&limits))?;
         let model = if arguments.reproducible { model.with_reproducible(true) } else { model };
         let tuned = loading::tune(&model)?;
+        if arguments.speculate.is_some() {
+            return speculate::run(device, name, &Arc::new(model), &plan, text.as_deref(), arguments.json);
+        }
         if let Some(chunk) = arguments.beside {
             return beside::run(device, name, &Arc::new(model), &plan, chunk.into(), arguments.json);
         }
@@ -169,6 +184,9 @@ fn run_model(device: &Device, arguments: &Arguments) -> anyhow::Result<ExitCode>
         );
     }
     let size = arguments.shape.expect("the argument group requires a model or a shape here");
+    if let Some(Some(_)) = &arguments.speculate {
+        bail!("--speculate with a text needs the tokenizer of a model: use -m instead of --shape");
+    }
     let quants = if arguments.quant.is_empty() { vec![gemv::Quant::Int8] } else { arguments.quant.clone() };
     if quants.len() > 1 {
         bail!("--shape takes one --quant at a time");
@@ -186,6 +204,9 @@ fn run_model(device: &Device, arguments: &Arguments) -> anyhow::Result<ExitCode>
         let Some(vision) = size.vision()? else { bail!("{} has no image encoder", size.name()) };
         let counts: Vec<usize> = arguments.images.iter().map(|count| usize::from(*count)).collect();
         return images::run(device, &name, &Arc::new(model), vision, &counts, &plan, arguments.json);
+    }
+    if arguments.speculate.is_some() {
+        return speculate::run(device, &name, &Arc::new(model), &plan, None, arguments.json);
     }
     if let Some(chunk) = arguments.beside {
         return beside::run(device, &name, &Arc::new(model), &plan, chunk.into(), arguments.json);

@@ -181,6 +181,7 @@ impl Offer {
                 prefill_chunk: settings.prefill_chunk.map(|chunk| chunk.get()),
                 kv: settings.kv,
                 reproducible: settings.reproducible,
+                speculate: settings.speculate,
                 no_images: !settings.images,
                 image_tokens: settings.image_tokens.filter(|_| is_main).map(|tokens| tokens.get()),
                 device: settings.device.clone(),

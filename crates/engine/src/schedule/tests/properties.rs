@@ -1,6 +1,6 @@
 //! Properties that hold for any requests, cancellations and errors.
 
-use std::{collections::BTreeMap, num::NonZeroU32};
+use std::{collections::BTreeMap, num::NonZeroU32, time::Duration};
 
 use model::is_image_token;
 
@@ -8,11 +8,60 @@ use proptest::{collection::vec, option, prelude::*};
 
 use super::{Harness, VOCAB, collect_all, image};
 use crate::{
-    BackendError, Capacity, Event, EventStream, Request, RequestError, Sampling, TokenConstraint, Usage,
+    BackendError, Capacity, DraftCounts, DraftStats, Event, EventStream, Request, RequestError, Sampling,
+    TokenConstraint, Usage,
     testing::{EveryNth, MockOptions},
 };
 
 const MAX_CLIENTS: u32 = 12;
+
+/// What a request predicts, given its completion.
+#[derive(Clone, Debug)]
+enum Predicts {
+    Nothing,
+    /// Its completion.
+    Right,
+    /// Another token at every position.
+    Wrong,
+    /// Its completion, with another token at some positions.
+    Sometimes(Vec<bool>),
+    /// Right as long as it takes to be trusted, then wrong.
+    Adversarial {
+        right: usize,
+    },
+}
+
+impl Predicts {
+    fn prediction(&self, completion: &[u32]) -> Vec<u32> {
+        let right = |index: usize| match self {
+            Predicts::Nothing | Predicts::Right => true,
+            Predicts::Wrong => false,
+            Predicts::Sometimes(positions) => positions[index % positions.len()],
+            Predicts::Adversarial { right } => index % (right + 1) < *right,
+        };
+        let token = |(index, token): (usize, &u32)| if right(index) { *token } else { (token + 1) % VOCAB };
+        match self {
+            Predicts::Nothing => vec![],
+            _ => completion.iter().enumerate().map(token).collect(),
+        }
+    }
+}
+
+fn predicts() -> impl Strategy<Value = Predicts> {
+    prop_oneof![
+        2 => Just(Predicts::Nothing),
+        2 => Just(Predicts::Right),
+        1 => Just(Predicts::Wrong),
+        2 => vec(prop::bool::weighted(0.8), 1..40).prop_map(Predicts::Sometimes),
+        2 => (1..6_usize).prop_map(|right| Predicts::Adversarial { right }),
+    ]
+}
+
+/// Step times by rows: drafts cost nothing, or any time.
+fn step_times() -> impl Strategy<Value = Vec<Duration>> {
+    let any = vec((1..4_u64).prop_map(Duration::from_millis), 0..12);
+    prop_oneof![2 => Just(vec![Duration::from_millis(1); 12]), 1 => any]
+}
 
 /// A request, the round of its submission, and after how many rounds it is cancelled.
 #[derive(Clone, Debug)]
@@ -104,54 +153,66 @@ fn scenario(max_errors: usize) -> impl Strategy<Value = Scenario> {
     let steps = (1..10_usize, 1..6_usize, 1..6_usize, 1..6_usize, 1..5_u32);
     let cache = (0.0..2.0_f64, 1..40_u32, prop::bool::weighted(0.8));
     let encoder = (1..4_u32, 1..4_u32, 1..10_usize);
-    (sequences, steps, cache, encoder).prop_flat_map(move |(sequences, steps, cache, encoder)| {
-        let (extra_pages, window, prefix_cache) = cache;
-        let (max_images_per_step, encode_calls, prefill_budget) = encoder;
-        let (max_sequences, context_length, page_size) = sequences;
-        let (prefill_chunk, max_steps, max_sequences_per_step, decode_batch, max_chunks_per_step) = steps;
-        let min_pages = context_length.div_ceil(page_size);
-        let capacity = Capacity {
-            max_sequences,
-            context_length,
-            vocab_size: VOCAB,
-            page_size,
-            pages: min_pages + (f64::from(min_pages) * extra_pages) as u32,
-            max_chunks_per_step,
-            max_images_per_step,
-            prefix_cache,
-        };
-        let images = vec((0..3_u8, 0..context_length as usize, 1..=prefill_chunk as u32), 0..4);
-        let images = vec(images, MAX_CLIENTS as usize);
-        let errors = proptest::collection::btree_map(0..60_u64, backend_error(), 0..=max_errors);
-        (vec(client(context_length as usize), 1..MAX_CLIENTS as usize), images, errors).prop_map(
-            move |(mut clients, images, errors)| {
-                for (client, images) in clients.iter_mut().zip(&images) {
-                    // Their log probabilities cannot be reported.
-                    if client.request.prompt_logprobs.is_none() {
-                        add_images(&mut client.request, images);
+    let verify = (1..12_u32, step_times());
+    (sequences, steps, cache, encoder, verify).prop_flat_map(
+        move |(sequences, steps, cache, encoder, verify)| {
+            let (max_verify_rows, step_times) = verify;
+            let (extra_pages, window, prefix_cache) = cache;
+            let (max_images_per_step, encode_calls, prefill_budget) = encoder;
+            let (max_sequences, context_length, page_size) = sequences;
+            let (prefill_chunk, max_steps, max_sequences_per_step, decode_batch, max_chunks_per_step) = steps;
+            let min_pages = context_length.div_ceil(page_size);
+            let capacity = Capacity {
+                max_sequences,
+                context_length,
+                vocab_size: VOCAB,
+                page_size,
+                pages: min_pages + (f64::from(min_pages) * extra_pages) as u32,
+                max_chunks_per_step,
+                max_verify_rows,
+                max_images_per_step,
+                prefix_cache,
+            };
+            let images = vec((0..3_u8, 0..context_length as usize, 1..=prefill_chunk as u32), 0..4);
+            let images = vec(images, MAX_CLIENTS as usize);
+            let errors = proptest::collection::btree_map(0..60_u64, backend_error(), 0..=max_errors);
+            let predicts = vec(predicts(), MAX_CLIENTS as usize);
+            (vec(client(context_length as usize), 1..MAX_CLIENTS as usize), images, predicts, errors)
+                .prop_map(move |(mut clients, images, predicts, errors)| {
+                    for (client, images) in clients.iter_mut().zip(&images) {
+                        // Their log probabilities cannot be reported.
+                        if client.request.prompt_logprobs.is_none() {
+                            add_images(&mut client.request, images);
+                        }
                     }
-                }
-                clients.sort_by_key(|client| client.submit_round);
-                // The last prompt token identifies the client: it occurs nowhere else in a prompt.
-                for (number, client) in clients.iter_mut().enumerate() {
-                    *client.request.prompt.last_mut().unwrap() = number as u32;
-                }
-                let options = MockOptions {
-                    capacity,
-                    window,
-                    prefill_chunk,
-                    prefill_budget,
-                    encode_calls,
-                    max_steps,
-                    decode_batch,
-                    max_sequences_per_step,
-                    errors,
-                    ..MockOptions::default()
-                };
-                Scenario { options, clients }
-            },
-        )
-    })
+                    clients.sort_by_key(|client| client.submit_round);
+                    // The last prompt token identifies the client: it occurs nowhere else in a prompt.
+                    for (number, client) in clients.iter_mut().enumerate() {
+                        *client.request.prompt.last_mut().unwrap() = number as u32;
+                    }
+                    let options = MockOptions {
+                        capacity,
+                        window,
+                        prefill_chunk,
+                        prefill_budget,
+                        encode_calls,
+                        max_steps,
+                        decode_batch,
+                        max_sequences_per_step,
+                        errors,
+                        step_times: step_times.clone(),
+                        ..MockOptions::default()
+                    };
+                    for (client, predicts) in clients.iter_mut().zip(&predicts) {
+                        let (completion, _) = options.reference(&client.request);
+                        let mut prediction = predicts.prediction(&completion);
+                        prediction.truncate(context_length as usize);
+                        client.request.prediction = prediction;
+                    }
+                    Scenario { options, clients }
+                })
+        },
+    )
 }
 
 /// Runs a scenario, checks all streams and counters, and returns the errors of failed requests.
@@ -199,9 +260,20 @@ fn run(scenario: &Scenario) -> Vec<RequestError> {
                 };
                 let Event::Finished { reason: got, usage: counted } = last else { panic!("{last:?}") };
                 assert_eq!(
-                    (got, Usage { decode_bytes: 0, decode_tokens: 0, joules: None, ..counted }),
+                    (
+                        got,
+                        Usage {
+                            decode_bytes: 0,
+                            decode_tokens: 0,
+                            joules: None,
+                            drafts: DraftStats::default(),
+                            ..counted
+                        }
+                    ),
                     (reason, usage)
                 );
+                let DraftCounts { drafted, accepted } = counted.drafts.total();
+                assert!(accepted <= drafted && accepted < u64::from(counted.completion_tokens).max(1));
             }
         }
     }
@@ -209,6 +281,8 @@ fn run(scenario: &Scenario) -> Vec<RequestError> {
     assert_eq!(status.finished + status.failed + status.cancelled, clients.len() as u64);
     assert_eq!(status.cached_tokens as usize, starts.iter().map(|start| start.cached).sum::<usize>());
     assert!(options.capacity.prefix_cache || status.cached_tokens == 0);
+    let DraftCounts { drafted, accepted } = status.drafts.total();
+    assert!(status.verify_steps <= drafted && accepted <= drafted);
 
     let mut admitted: Vec<usize> = vec![];
     for start in starts {

@@ -1,0 +1,141 @@
+//! `indrik bench --speculate`: times of verify steps, and what speculative decoding gains with a text.
+
+use std::{
+    path::Path,
+    process::ExitCode,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, bail};
+use engine::{Replay, replay};
+use gpu::{Device, format_bytes};
+use model::{Model, Runner, Sampling, VerifyRows};
+use serde::Serialize;
+use serde_json::json;
+use text::{EncodeSpecial, Tokenizer};
+
+use super::speed::{Plan, runner, tokens};
+use crate::output;
+
+/// Tokens of a text that are taken as the prompt.
+const PROMPT_TOKENS: usize = 16;
+
+/// One line of the table: steps of this many rows.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Line {
+    rows: usize,
+    /// Of the median step.
+    step_ms: f64,
+    /// Relative to a step of one row: as many tokens per step must be accepted for it to pay.
+    relative: f64,
+}
+
+/// What speculative decoding gains with a text.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Gain {
+    tokens: usize,
+    tokens_per_step: f64,
+    drafted_tokens: u64,
+    accepted_tokens: u64,
+    /// Throughput relative to single steps.
+    gain: f64,
+}
+
+impl Gain {
+    fn new(tokens: usize, replay: &Replay) -> Self {
+        let drafts = replay.drafts.total();
+        Self {
+            tokens,
+            tokens_per_step: (drafts.accepted + replay.steps) as f64 / replay.steps as f64,
+            drafted_tokens: drafts.drafted,
+            accepted_tokens: drafts.accepted,
+            gain: replay.gain(),
+        }
+    }
+}
+
+/// Tokens of a text file.
+pub fn read_text(path: &Path, tokenizer: &Tokenizer) -> anyhow::Result<Vec<u32>> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let tokens = tokenizer.encode(&text, EncodeSpecial::AsText);
+    if tokens.len() < PROMPT_TOKENS + 2 {
+        bail!("{} has {} tokens: at least {} are needed", path.display(), tokens.len(), PROMPT_TOKENS + 2);
+    }
+    Ok(tokens)
+}
+
+/// Measures and prints. `text` are the tokens of a text to decode.
+pub fn run(
+    device: &Device,
+    name: &str,
+    model: &Arc<Model>,
+    plan: &Plan,
+    text: Option<&[u32]>,
+    json: bool,
+) -> anyhow::Result<ExitCode> {
+    let Some(depth) = plan.depths.first().copied() else { bail!("--speculate decodes: give -n") };
+    let mut progress = output::Progress::new();
+    let mut runner = runner(model, 1, depth + model::MAX_VERIFY_ROWS as u32 + 1, plan)?;
+    let mut times = vec![];
+    for rows in 1..=runner.max_verify_rows() {
+        progress.show(&format!("steps of {rows} rows"));
+        times.push(step_time(&mut runner, rows, depth, plan.repeats)?);
+    }
+    drop(progress);
+    let relative = |time: &Duration| time.as_secs_f64() / times[0].as_secs_f64();
+    let line = |(index, time): (usize, &Duration)| Line {
+        rows: index + 1,
+        step_ms: time.as_secs_f64() * 1e3,
+        relative: relative(time),
+    };
+    let lines: Vec<Line> = times.iter().enumerate().map(line).collect();
+    let gain = text.and_then(|text| {
+        let (prompt, completion) = text.split_at(PROMPT_TOKENS);
+        Some(Gain::new(completion.len(), &replay(prompt, completion, &times)?))
+    });
+    let info = device.info();
+    if json {
+        output::print_json(&json!({
+            "device": info.name, "driver": info.driver, "model": name, "weight_bytes": model.weights.bytes(),
+            "kv": plan.kv, "depth": depth, "verify_steps": lines, "text": gain,
+        }))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let bytes = format_bytes(model.weights.bytes());
+    let mut text = format!(
+        "{}, {}\n{name}, {bytes} of weights\n\n  rows   ms per step   relative\n",
+        info.name, info.driver
+    );
+    for Line { rows, step_ms, relative } in lines {
+        text += &format!("  {rows:>4} {step_ms:>13.2} {relative:>10.2}\n");
+    }
+    if let Some(Gain { tokens, tokens_per_step, drafted_tokens, accepted_tokens, gain }) = gain {
+        text += &format!(
+            "\n{tokens} tokens of text: {tokens_per_step:.2} per step, {accepted_tokens} of {drafted_tokens} drafts \
+             accepted, {gain:.2} times the throughput\n"
+        );
+    }
+    output::print(&text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The median time of a verify step of this many rows after `depth` tokens.
+fn step_time(runner: &mut Runner, rows: usize, depth: u32, repeats: usize) -> anyhow::Result<Duration> {
+    let greedy = Sampling::default();
+    let drafts = tokens(rows as u32, runner.model().config.vocab);
+    let mut times = vec![];
+    // The first two runs are warm-ups, as everywhere.
+    for number in 0..=repeats + 1 {
+        let mut sequence = runner.start_at(depth)?;
+        let (token, sampling) = (drafts[0], &greedy);
+        let batch = VerifyRows { sequence: &mut sequence, token, drafts: &drafts[1..], sampling, masks: &[] };
+        let start = Instant::now();
+        runner.verify(&mut [batch])?;
+        if number > 1 {
+            times.push(start.elapsed());
+        }
+    }
+    times.sort();
+    Ok(times[times.len() / 2])
+}

@@ -1,0 +1,138 @@
+//! Verify steps: drafts of the next tokens, checked by one step of the target model.
+
+use std::{mem, time::Instant};
+
+use super::Scheduler;
+use crate::{
+    Backend, BackendError, Capacity, VerifyRows,
+    job::{Decoding, Job},
+    speculate::{GuidedDraft, MAX_DRAFTS, allocate},
+};
+
+impl<B: Backend> Scheduler<B> {
+    /// Runs a verify step of the selected requests if drafts are expected to pay. Returns whether it did; a plain decode run
+    /// is left to do if not.
+    pub(super) fn verify_step(&mut self, selected: &[bool]) -> Result<bool, BackendError> {
+        let Some(drafts) = self.draft(selected) else { return Ok(false) };
+        let tokens: Vec<Vec<u32>> = drafts.iter().map(GuidedDraft::tokens).collect();
+        let (mut sequences, mut jobs, mut masks) = (vec![], vec![], vec![]);
+        for (Decoding { job, sequence }, draft) in selected_mut(&mut self.decoding, selected).zip(&drafts) {
+            sequences.push(sequence);
+            masks.push(
+                job.mask().into_iter().chain(draft.masks.iter().map(|mask| &mask[..])).collect::<Vec<_>>(),
+            );
+            jobs.push(&*job);
+        }
+        let mut batch: Vec<VerifyRows<'_, B::Sequence>> = vec![];
+        for (((sequence, job), drafts), masks) in sequences.into_iter().zip(jobs).zip(&tokens).zip(&masks) {
+            let (token, sampling) = (job.generated.last().copied().unwrap_or_default(), job.sampling());
+            batch.push(VerifyRows { sequence, token, drafts, sampling, masks });
+        }
+        let start = Instant::now();
+        let outputs = match self.backend.verify(&mut batch) {
+            Ok(outputs) => outputs,
+            Err(error) => return self.without_drafts(error),
+        };
+        let elapsed = start.elapsed();
+
+        let rows: usize = tokens.iter().map(|drafts| 1 + drafts.len()).sum();
+        let joules = self.step_energy(start);
+        let jobs = || self.decoding.iter().zip(selected).filter(|(_, selected)| **selected);
+        let depths: Vec<u32> = jobs().map(|(decoding, _)| decoding.job.sequence_len() as u32).collect();
+        let bytes = self.backend.step_bytes(&depths);
+        let generated: usize = outputs.iter().map(Vec::len).sum();
+        tracing::trace!(
+            verify = ?jobs().map(|(decoding, _)| decoding.job.id).collect::<Vec<_>>(),
+            drafts = rows - depths.len(),
+            accepted = generated - depths.len(),
+            elapsed_us = elapsed.as_micros() as u64,
+            "verify step"
+        );
+        if let Some(bytes) = bytes {
+            self.status.memory_traffic.record(bytes, elapsed, generated as u64);
+        }
+        self.trials.record_verify_step(generated > depths.len());
+        self.status.verify_steps += 1;
+        self.record_steps(1, rows);
+        let mut results = outputs.into_iter().zip(&drafts);
+        for (mut decoding, selected) in mem::take(&mut self.decoding).into_iter().zip(selected) {
+            let result = if *selected { results.next() } else { None };
+            let Some((sampled, draft)) = result else {
+                self.decoding.push(decoding);
+                continue;
+            };
+            let (job, accepted) = (&mut decoding.job, sampled.len() - 1);
+            job.drafter.record(&draft.drafts, accepted);
+            self.acceptance.record(&draft.drafts, accepted);
+            self.status.drafts.record(&draft.drafts, accepted);
+            job.joules.add(joules.share(1 + draft.drafts.len(), rows));
+            if let Some(bytes) = bytes {
+                job.decode_bytes += bytes / depths.len() as u64;
+                job.decode_tokens += sampled.len() as u32;
+            }
+            self.deliver(decoding, sampled);
+        }
+        Ok(true)
+    }
+
+    /// Handles an error of a verify step. Drafts must not cause the failure of a request, so a plain step is run instead.
+    fn without_drafts(&mut self, error: BackendError) -> Result<bool, BackendError> {
+        match error {
+            BackendError::DeviceLost(_) => Err(error),
+            // The failed step may have counted tokens for the penalties of requests without drafts: each is run on its own
+            // after resetting them.
+            BackendError::NonFiniteLogits | BackendError::Other(_) if self.running() > 1 => Err(error),
+            error => {
+                tracing::debug!(%error, "verify step failed: decoding without drafts");
+                self.trials.record_failure();
+                Ok(false)
+            }
+        }
+    }
+
+    /// The drafts of the selected requests; `None` if none are expected to pay.
+    fn draft(&mut self, selected: &[bool]) -> Option<Vec<GuidedDraft>> {
+        let Capacity { max_verify_rows, context_length, .. } = self.shared.capacity;
+        let (max_rows, sequences) = (max_verify_rows as usize, selected.iter().filter(|is| **is).count());
+        if !self.shared.options.speculate || sequences >= max_rows || self.trials.are_paused() {
+            return None;
+        }
+        let Self { backend, decoding, acceptance, trials, .. } = self;
+        let times: Vec<_> = (1..=max_rows).map(|rows| backend.step_time(rows)).collect();
+        let seconds = |rows: usize| times[rows - 1].map(|time| time.as_secs_f64());
+        // Looking for drafts takes time as well, above all with a grammar.
+        let all_accepted = vec![vec![1.0; MAX_DRAFTS]; sequences];
+        if !trials.is_due() && allocate(&all_accepted, max_rows, seconds).iter().all(|count| *count == 0) {
+            return None;
+        }
+        let draft = |decoding: &mut Decoding<B::Sequence>| {
+            let job: &mut Job = &mut decoding.job;
+            // A step yields a token more than it has drafts.
+            let left = job.remaining_tokens().min(context_length as usize - job.sequence_len());
+            let guided = job.draft(left.saturating_sub(1).min(max_rows - sequences));
+            let survival = job.drafter.survival(acceptance, &guided.drafts);
+            (guided, survival)
+        };
+        let drafted = selected_mut(decoding, selected).map(draft);
+        let (mut drafts, survival): (Vec<GuidedDraft>, Vec<Vec<f64>>) = drafted.unzip();
+        let mut counts = allocate(&survival, max_rows, seconds);
+        if counts.iter().all(|count| *count == 0) {
+            let first = |index: &usize| survival[*index].first().copied().unwrap_or(0.0);
+            let best = (0..sequences).max_by(|a, b| first(a).total_cmp(&first(b)))?;
+            counts[best] = trials.next(drafts[best].drafts.len());
+            if counts[best] == 0 {
+                return None;
+            }
+        }
+        drafts.iter_mut().zip(counts).for_each(|(draft, count)| draft.truncate(count));
+        Some(drafts)
+    }
+}
+
+/// The selected requests of a decode batch.
+fn selected_mut<'a, S>(
+    decoding: &'a mut [Decoding<S>],
+    selected: &'a [bool],
+) -> impl Iterator<Item = &'a mut Decoding<S>> {
+    decoding.iter_mut().zip(selected).filter_map(|(decoding, selected)| selected.then_some(decoding))
+}
