@@ -21,7 +21,9 @@ fn a_server_is_shown_with_its_requests() {
         return;
     }
     let server = Served::start(&mut serve(&[]));
-    server.complete(&serde_json::json!({ "model": "tiny", "prompt": "the", "max_tokens": 8 }));
+    let request =
+        serde_json::json!({ "model": "tiny", "prompt": "the", "max_tokens": 8, "ignore_eos": true });
+    server.complete(&request);
     let stats = once(&[&server.address]);
     assert_eq!((&stats["state"], &stats["model"]["id"]), (&"ready".into(), &"tiny".into()));
     assert_eq!((&stats["requests"]["finished"], &stats["tokens"]["generated"]), (&1.into(), &8.into()));
