@@ -29,7 +29,7 @@ pub struct Request {
     pub grammar: Option<Box<dyn TokenConstraint>>,
     /// Whether tokens may be drafted. The completion is the same without.
     pub speculate: bool,
-    /// Tokens that the completion is expected to have in common, to draft from; at most as many as the context length.
+    /// Predicted tokens of the completion, to draft from; at most as many as the context length.
     pub prediction: Vec<u32>,
     /// The request fails with [`RequestError::DeadlineExceeded`](crate::RequestError::DeadlineExceeded) at
     /// this time, queued or running.

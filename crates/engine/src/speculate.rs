@@ -12,7 +12,7 @@
 //! | `guided` | the tokens that a grammar forces, and the masks of the rows of a verify step |
 //! | `acceptance` | running acceptance rates by source |
 //! | `budget` | how many drafts pay, by acceptance rates and measured step times |
-//! | `replay` | what speculative decoding makes of a given completion, for measurements |
+//! | `replay` | simulation of speculative decoding over a known completion, for measurements |
 
 mod acceptance;
 mod budget;

@@ -438,7 +438,9 @@ impl Generation {
         let drafts = self.engine.status().drafts.total();
         let drafts = DraftCounts {
             drafted: drafts.drafted - clock.drafts_before.drafted,
-            accepted: drafts.accepted - clock.drafts_before.accepted,
+            // A stop string may end the completion before the last accepted drafts.
+            accepted: (drafts.accepted - clock.drafts_before.accepted)
+                .min((decode_tokens as u64).saturating_sub(1)),
         };
         let first_position = self.prompt.len() as u32;
         let (decode_bytes, read_back) = self.model.with_runner(|runner| {
@@ -449,7 +451,8 @@ impl Generation {
                 positions.map(|position| weights + runner.cache().bytes_read(&model.config, position)).sum();
             // Accepted drafts took no step of their own.
             let steps = decode_tokens.saturating_sub(drafts.accepted as usize) as u64;
-            Ok((bytes * steps / decode_tokens.max(1) as u64, runner.counters().read_back))
+            let per_step = bytes as f64 / decode_tokens.max(1) as f64;
+            Ok(((per_step * steps as f64) as u64, runner.counters().read_back))
         })?;
         Ok(Timings {
             setup: clock.setup,

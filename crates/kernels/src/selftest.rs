@@ -50,7 +50,7 @@ pub fn cases(caps: &Caps) -> impl Iterator<Item = (&'static str, Case)> {
     })
 }
 
-/// Runs the cases and passes their results to `on_report`. Their pipelines are compiled before, `jobs` cases at a time.
+/// Runs the cases and passes their results to `on_report`. Their pipelines are compiled ahead, on at most `jobs` threads.
 ///
 /// Once `cancel` is set, no further case starts.
 pub fn run(
@@ -65,10 +65,10 @@ pub fn run(
     let _kept = device.keep_pipelines();
     thread::scope(|scope| {
         let (compiled, kernel_compiled) = mpsc::channel();
-        scope.spawn(move || {
+        let compiler = scope.spawn(move || {
             for of_kernel in kernels() {
                 compile(device, of_kernel, jobs, cancel);
-                // Nobody waits for it once the run was cancelled.
+                // The receiver is gone once the run is cancelled.
                 let _ = compiled.send(());
             }
         });
@@ -92,15 +92,17 @@ pub fn run(
                 "self-test of a kernel"
             );
         }
+        // A panic of the compiler is one of a case, which has panicked here too, or has compiled by itself.
+        let _ = compiler.join();
     });
 }
 
-/// Compiles the pipelines of cases, `jobs` cases at a time; with one at a time, running them compiles as fast.
+/// Compiles the pipelines of cases on at most `jobs` threads; with one thread, running them compiles as fast.
 fn compile(device: &Device, cases: &[(&'static str, Case)], jobs: NonZeroUsize, cancel: &AtomicBool) {
     if jobs.get() == 1 {
         return;
     }
-    // Cases of the kernel before run meanwhile.
+    // Leaves two threads to the previous kernel's cases, which run meanwhile.
     let jobs = jobs.get().saturating_sub(2).clamp(2, cases.len().max(2));
     let (device, next) = (device.compiling_only(), AtomicUsize::new(0));
     let work = || {

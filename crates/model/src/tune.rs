@@ -49,6 +49,9 @@ impl TunedPlans {
     }
 }
 
+/// Maximum rows of a step whose matrix–vector products are tuned.
+pub(crate) const TUNED_ROWS: usize = 2;
+
 impl Model {
     /// The shapes of matrix–vector products that were timed on this device, in no order.
     pub fn tuned_shapes(&self) -> Vec<Entry> {
@@ -89,7 +92,7 @@ impl Model {
         // Timed on a copy: programs are recorded meanwhile.
         let mut tuning = self.tuning.plans.read().unwrap_or_else(PoisonError::into_inner).clone();
         let tuned = self.with_products(1, |one_row| {
-            self.with_products(2, |two_rows| {
+            self.with_products(TUNED_ROWS, |two_rows| {
                 let mut products: Vec<Product<'_>> = one_row;
                 products.extend(two_rows);
                 Ok(tuning.tune(&self.device, &products, budget, progress, turn)?)

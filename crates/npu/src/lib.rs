@@ -10,7 +10,7 @@
 //! | [`array`](mod@array) | a model of the tile array that runs an overlay and a stream on the CPU |
 //! | [`runtime`] | the driver: heap, buffers, contexts, commands, waits; and a fake driver with the model behind it |
 //!
-//! None of this has run on hardware by us yet. What can be checked without hardware is checked: sizes and numbers of
+//! Not yet run on hardware by us. What can be checked without hardware is checked: sizes and numbers of
 //! the driver's interface, files bit by bit, and results in the array model.
 
 pub mod array;

@@ -107,7 +107,7 @@ impl Xclbin {
                 || Error::malformed(Format::Xclbin, at, format!("section {index} is out of bounds"));
             let offset = usize::try_from(bytes.u64(at + 24)?).map_err(|_| outside())?;
             let size = usize::try_from(bytes.u64(at + 32)?).map_err(|_| outside())?;
-            // Sections in order and apart: no byte is copied twice, so a small file cannot ask for much memory.
+            // Sections in order, without overlap: no byte is copied twice, so a small file cannot ask for much memory.
             if offset != end.next_multiple_of(ALIGN) {
                 let reason = format!("section {index} is not where its predecessor ends");
                 return Err(Error::malformed(Format::Xclbin, at, reason));

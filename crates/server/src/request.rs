@@ -66,7 +66,7 @@ pub(crate) struct GenerationOptions {
     pub(crate) top_logprobs: Option<u32>,
     /// Whether no tokens are drafted.
     pub(crate) no_drafts: bool,
-    /// Text that the completion is expected to have in common, to draft from.
+    /// Predicted text of the completion, to draft from.
     pub(crate) prediction: Option<String>,
 }
 

@@ -77,6 +77,8 @@ impl<B: Backend> Scheduler<B> {
 
     /// Handles an error of a verify step. Drafts must not cause the failure of a request, so a plain step is run instead.
     fn without_drafts(&mut self, error: BackendError) -> Result<bool, BackendError> {
+        // Whatever follows: the same verify step again would fail again, and a device that it loses would be lost for good.
+        self.trials.record_failure();
         match error {
             BackendError::DeviceLost(_) => Err(error),
             // The failed step may have counted tokens for the penalties of requests without drafts: each is run on its own
@@ -84,7 +86,6 @@ impl<B: Backend> Scheduler<B> {
             BackendError::NonFiniteLogits | BackendError::Other(_) if self.running() > 1 => Err(error),
             error => {
                 tracing::debug!(%error, "verify step failed: decoding without drafts");
-                self.trials.record_failure();
                 Ok(false)
             }
         }

@@ -2,7 +2,7 @@
 
 use super::{Draft, Source, Strength};
 
-/// Drafts after which an observation counts half or less: rates follow a text that changes its character.
+/// Time constant of the decay, in drafts: an observation counts 1/e after this many, so rates follow changes of the text.
 const MEMORY: f64 = 64.0;
 
 /// Observations that the rate of all requests counts for in the rate of one.

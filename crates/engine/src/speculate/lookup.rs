@@ -62,7 +62,7 @@ impl Lookup {
 }
 
 /// Up to `max` tokens of a text from a position on. A text that repeats itself up to its end goes on repeating itself.
-/// Soft tokens of images are no drafts.
+/// Soft tokens of images are not drafted.
 fn continuation(text: &[u32], position: usize, repeats: bool, max: usize) -> Vec<u32> {
     let period = text.len() - position;
     let end = if repeats { max } else { max.min(period) };

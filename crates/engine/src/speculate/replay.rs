@@ -1,4 +1,4 @@
-//! What speculative decoding makes of a given completion.
+//! Simulation of speculative decoding over a known completion.
 
 use std::time::Duration;
 

@@ -7,6 +7,7 @@ use crate::{
     pacer::{RowSpan, StepExtent},
     state::{Batch, Row, RowCounts},
     step::FEW_ROWS,
+    tune::TUNED_ROWS,
 };
 
 /// The result computed from the last layer's output.
@@ -64,9 +65,9 @@ impl ProgramKey {
         StepExtent::uniform(counts, context_length, self.output.rows())
     }
 
-    /// Whether its products may have tuned plans: those of a single row are tuned.
+    /// Whether its products may have tuned plans: those of one and two rows are tuned.
     pub fn uses_tuned_plans(self) -> bool {
-        self.bucket == 1
+        self.bucket <= TUNED_ROWS
     }
 
     /// Whether the step writes the next step's rows in place of its own, so that it can be repeated.

@@ -1,7 +1,7 @@
 //! Cores by their function: what a known program computes, with the buffers and locks that it uses.
 //!
 //! The program itself is not interpreted. It is known by its SHA-256, and so are the addresses and locks that the
-//! compiler put into it. They are no part of the configuration: a buffer descriptor that uses others does not fit.
+//! compiler put into it. They are not part of the configuration: a buffer descriptor that uses others does not fit.
 
 use sha2::{Digest, Sha256};
 

@@ -56,12 +56,12 @@ pub(crate) struct ChatRequest {
     /// Whether the model thinks before it answers, if its template has a switch for it: "none" switches thinking off,
     /// any other value on. `enable_thinking` in `chat_template_kwargs` overrides it.
     reasoning_effort: Option<String>,
-    /// Text that the reply is expected to have in common, such as a file that it edits: tokens are drafted from it. The
-    /// reply is the same without, but takes longer.
+    /// Predicted text of the reply, such as the file that it edits. Drafts of speculative decoding are taken from it, which
+    /// makes the reply faster where it is right.
     prediction: Option<Prediction>,
 }
 
-/// Text that a reply is expected to have in common.
+/// Predicted text of a reply.
 #[derive(Debug, Deserialize, ToSchema)]
 struct Prediction {
     /// "content".
@@ -194,7 +194,7 @@ impl ChatRequest {
         }
     }
 
-    /// Text that the reply is expected to have in common.
+    /// Predicted text of the reply.
     pub(super) fn take_prediction(&mut self) -> Result<Option<String>, Error> {
         let Some(Prediction { r#type, content }) = self.prediction.take() else { return Ok(None) };
         if r#type != "content" {

@@ -91,7 +91,7 @@ pub struct Arguments {
     /// Measure with batch-invariant (bitwise reproducible) logits
     #[arg(long, conflicts_with_all = ["gemv", "bandwidth", "load"])]
     reproducible: bool,
-    /// Decode the same tokens in all sequences of a batch, whose rows then select the same experts in a mixture of experts
+    /// Decode the same tokens in all sequences of a batch, so that all rows select the same experts (MoE)
     #[arg(long, conflicts_with_all = ["gemv", "bandwidth", "load", "beside", "images"])]
     same_tokens: bool,
     /// Number of runs; the median is reported

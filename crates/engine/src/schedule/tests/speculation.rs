@@ -144,6 +144,27 @@ fn a_failed_verify_step_costs_no_request_and_is_not_repeated_at_once() {
 }
 
 #[test]
+fn a_failed_verify_step_of_several_requests_is_not_repeated_at_once() {
+    let errors = [
+        BackendError::NonFiniteLogits,
+        BackendError::Other("a bug".into()),
+        BackendError::DeviceLost("gone".into()),
+    ];
+    for error in errors {
+        let options = free_rows();
+        let requests: Vec<Request> = (0..2).map(|first| predicting(&options, 7 + first, 30)).collect();
+        // Calls: two starts, the prefill of both prompts, the verify step.
+        let options = MockOptions { errors: [(3, error.clone())].into(), ..options };
+        let mut harness = Harness::new(options);
+        let mut streams: Vec<_> = requests.iter().map(|request| harness.submit(request)).collect();
+        harness.finish();
+        harness.check_tokens(&requests, &mut streams);
+        let status = &harness.scheduler.status;
+        assert_eq!((status.failed, status.verify_steps), (0, 0), "{error}: paused for 64 steps");
+    }
+}
+
+#[test]
 fn a_batch_shares_the_rows_of_a_verify_step() {
     let options = free_rows();
     let requests: Vec<Request> = (0..3).map(|first| predicting(&options, 8 + first, 30)).collect();
