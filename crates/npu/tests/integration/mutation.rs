@@ -201,7 +201,7 @@ fn every_bit_of_a_stream_for_the_small_overlay_matters() {
     println!("{count} changes of the stream, all noticed");
 }
 
-/// Changes one bit of each word with a meaning, or of every so many of them, of a public overlay.
+/// Changes one bit of each word with a meaning, or of every n-th of them, of a public overlay.
 fn public(overlay: &'static Overlay, shape: (usize, usize, usize), every: usize) {
     let Some(file) = data(&format!("{}.xclbin", overlay.name)) else { return };
     let cdo = cdo(&file);
