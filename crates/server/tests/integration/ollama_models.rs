@@ -108,7 +108,7 @@ fn keep_alive_decides_when_a_model_is_unloaded() {
     let loader = TestLoader::new();
     let server = server(&loader, two_at_a_time());
     let generate = |model: &str, keep_alive: Value| {
-        let options = json!({ "num_predict": 2 });
+        let options = json!({ "num_predict": 2, "seed": 1 });
         let body = json!({ "model": model, "prompt": "say", "options": options, "keep_alive": keep_alive });
         lines(&server, GENERATE, &body)
     };
