@@ -1,12 +1,17 @@
-//! `indrik run`, and `indrik chat` without a model, against a hub in this process.
+//! `indrik run`, `indrik chat` without a model, and pulls by clients of a server, against a hub in this process.
 
 use std::{
     fs,
     path::Path,
-    process::{Command, Output},
+    process::{Command, Output, Stdio},
 };
 
-use crate::common::{indrik, served::has_device, stderr, stdout};
+use crate::common::{
+    indrik,
+    served::{Served, has_device},
+    stderr, stdout,
+};
+use serde_json::{Value, json};
 use store::testing::{FakeHub, FakeRepository};
 
 /// A hub with one tiny model, and an empty store.
@@ -26,7 +31,7 @@ impl Rig {
         Self { hub, folder: tempfile::tempdir().unwrap() }
     }
 
-    fn run(&self, arguments: &[&str]) -> Output {
+    fn command(&self, arguments: &[&str]) -> Command {
         let mut command: Command = indrik(arguments);
         for name in
             ["ALL_PROXY", "all_proxy", "HTTP_PROXY", "http_proxy", "HF_TOKEN", "HF_HOME", "HF_HUB_CACHE"]
@@ -37,8 +42,12 @@ impl Rig {
             .env("HOME", self.folder.path())
             .env("INDRIK_MODELS_DIR", self.folder.path().join("models"))
             .env("HF_ENDPOINT", &self.hub.server.url)
-            .stdin(std::process::Stdio::null());
-        command.output().unwrap()
+            .stdin(Stdio::null());
+        command
+    }
+
+    fn run(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).output().unwrap()
     }
 }
 
@@ -94,4 +103,59 @@ fn unknown_models_are_refused() {
         assert_eq!(output.status.code(), Some(1), "{model}");
         assert!(stderr(&output).contains(expected), "{model}: {}", stderr(&output));
     }
+}
+
+#[test]
+fn clients_pull_use_and_delete_models() {
+    if !has_device() {
+        return;
+    }
+    let rig = Rig::new();
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures");
+    let file = fs::read(fixtures.join("gguf_q8_0/model.gguf")).unwrap();
+    rig.hub.put("tiny/Gemma-GGUF", FakeRepository::new(&[("Gemma-Q8_0.gguf", file.clone())]));
+    assert!(rig.run(&["pull", MODEL]).status.success());
+    let mut command = rig.command(&["serve", "--port", "0", "--json", "--context", "128"]);
+    command.env("INDRIK_QUEUE_TIMEOUT", "1h").env("INDRIK_LOAD_TIMEOUT", "1h");
+    let server = Served::start(command.stdout(Stdio::piped()).stderr(Stdio::piped()));
+    let names = || {
+        let tags: Value = serde_json::from_str(&server.request("GET", "/api/tags", "").1).unwrap();
+        let models = tags["models"].as_array().unwrap().clone();
+        models.iter().map(|model| model["name"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(names(), ["llama"]);
+
+    let pull = |body: Value| {
+        let (status, text) = server.request("POST", "/api/pull", &body.to_string());
+        // Lines in chunks: sizes are on lines of their own.
+        let lines = text.lines().filter(|line| line.starts_with('{'));
+        (status, lines.map(|line| serde_json::from_str(line).unwrap()).collect::<Vec<Value>>())
+    };
+    let (status, lines) = pull(json!({ "model": "hf.co/tiny/Gemma-GGUF" }));
+    assert_eq!((status, &lines.last().unwrap()["status"]), (200, &json!("success")), "{lines:?}");
+    let bytes: Vec<u64> = lines.iter().filter_map(|line| line["completed"].as_u64()).collect();
+    assert!(bytes.is_sorted() && bytes.last() == Some(&(file.len() as u64)), "{lines:?}");
+    assert!(lines.iter().any(|line| line["status"] == "verifying sha256 digest"), "{lines:?}");
+    assert_eq!(names(), ["gemma", "llama"]);
+    assert_eq!(fs::read(rig.folder.path().join("models/gemma.gguf")).unwrap(), file);
+    // It is served without a restart.
+    let body = json!({ "model": "gemma", "prompt": "the", "stream": false, "options": { "num_predict": 2 } });
+    let (status, text) = server.request("POST", "/api/generate", &body.to_string());
+    assert_eq!(status, 200, "{text}");
+
+    // An error after the head of a stream is its last line.
+    for (name, expected) in [
+        ("hf.co/tiny/Nothing", "no such repository"),
+        ("https://example.com/model.gguf", "cannot be pulled through the API"),
+    ] {
+        let (_, lines) = pull(json!({ "model": name }));
+        assert!(lines.last().unwrap()["error"].as_str().unwrap().contains(expected), "{lines:?}");
+        let (status, lines) = pull(json!({ "model": name, "stream": false }));
+        assert!(status >= 400, "{lines:?}");
+        assert!(lines[0]["error"].as_str().unwrap().contains(expected), "{lines:?}");
+    }
+    let delete = || server.request("DELETE", "/api/delete", &json!({ "model": "gemma" }).to_string()).0;
+    assert_eq!((delete(), names()), (200, vec!["llama".to_owned()]));
+    assert_eq!(delete(), 404);
+    assert!(!rig.folder.path().join("models/gemma.gguf").exists());
 }
