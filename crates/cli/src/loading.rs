@@ -40,6 +40,9 @@ pub struct LoadArguments {
     /// Speculative decoding: verify several drafted tokens at a time where it is expected to be faster
     #[arg(long, value_name = "WHEN", default_value_t)]
     pub speculate: Speculate,
+    /// Draft model for speculative decoding: a smaller one with the same vocabulary, by path or name in the store
+    #[arg(long, value_name = "MODEL")]
+    pub draft: Option<String>,
     /// Leave out the image encoder, if the model has one: saves its memory
     #[arg(long)]
     pub no_images: bool,
@@ -102,6 +105,7 @@ impl ModelArguments {
             kv_scheme: self.load.kv.map(KvScheme::from),
             reproducible: self.load.reproducible,
             speculate: self.load.speculate.into(),
+            draft: self.load.draft.clone(),
             images: !self.load.no_images,
             ..Options::default()
         }

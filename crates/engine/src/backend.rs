@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use model::{DecodeRow, Image, MixedOutput, PrefillChunk, Sampled, VerifyRows};
+use model::{DecodeRow, DraftRow, Image, MixedOutput, PrefillChunk, Sampled, VerifyRows};
 
 /// Fixed limits of a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +22,8 @@ pub struct Capacity {
     pub max_chunks_per_step: u32,
     /// Maximum rows of a verify step; 1 if the backend verifies no drafts.
     pub max_verify_rows: u32,
+    /// Whether it has a draft model.
+    pub has_draft_model: bool,
     /// Maximum number of images per step; 0 if the model takes no images.
     pub max_images_per_step: u32,
     /// Whether pages are kept for later prompts with the same prefix.
@@ -61,6 +63,9 @@ pub trait Backend: Send + 'static {
     /// A sequence's share of the KV cache. Dropping it frees the pages that no other sequence holds, or
     /// leaves them to the prefix cache.
     type Sequence: Send;
+
+    /// What the draft model has seen of a request's text. Dropping it frees its memory.
+    type DraftSequence: Default + Send;
 
     /// Fixed limits; they never change.
     fn capacity(&self) -> Capacity;
@@ -139,6 +144,17 @@ pub trait Backend: Send + 'static {
         &mut self,
         batch: &mut [VerifyRows<'_, Self::Sequence>],
     ) -> Result<Vec<Vec<Sampled>>, BackendError>;
+
+    /// Drafts of the next tokens of these texts by the draft model, which has the target model's vocabulary: a list for
+    /// each, which may be shorter than asked for, or empty where the draft model has not read all of a text yet.
+    fn draft(
+        &mut self,
+        batch: &mut [DraftRow<'_, Self::DraftSequence>],
+    ) -> Result<Vec<Vec<u32>>, BackendError>;
+
+    /// Time of a step of the draft model with this many sequences, which yields a draft for each; `None` if it was not
+    /// measured.
+    fn draft_step_time(&self, sequences: usize) -> Option<Duration>;
 
     /// Time of a decode or verify step of this many rows, by the latest of them; `None` if it was not measured. Without
     /// one for all sequences of a batch nothing is drafted.

@@ -10,7 +10,7 @@ use std::{
     time::Instant,
 };
 
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, error::SendError, unbounded_channel};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::{DraftStats, RequestError};
 
@@ -89,14 +89,19 @@ impl Event {
     }
 }
 
+/// An event was not sent: the stream was dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the stream was dropped")]
+pub struct StreamDropped;
+
 /// Sends the events of one request, each with the time at which it was sent.
 #[derive(Clone, Debug)]
 pub struct EventSender(UnboundedSender<(Instant, Event)>);
 
 impl EventSender {
     /// Sends an event. Fails if the stream was dropped.
-    pub fn send(&self, event: Event) -> Result<(), SendError<(Instant, Event)>> {
-        self.0.send((Instant::now(), event))
+    pub fn send(&self, event: Event) -> Result<(), StreamDropped> {
+        self.0.send((Instant::now(), event)).map_err(|_| StreamDropped)
     }
 
     /// Whether the stream was dropped.

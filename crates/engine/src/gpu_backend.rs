@@ -3,19 +3,28 @@
 use std::time::Duration;
 
 use model::{
-    DecodeRow, Error, Image, ImageEncoder, MixedOutput, PrefillChunk, Runner, Sampled, Sequence, VerifyRows,
+    DecodeRow, DraftModel, DraftRow, DraftSequence, Error, Image, ImageEncoder, MixedOutput, PrefillChunk,
+    Runner, Sampled, Sequence, VerifyRows,
 };
 
 use crate::{Backend, BackendError, Capacity};
 
-/// Reopens the device, reloads the model and creates a runner with the same limits.
-type Reload = Box<dyn FnMut() -> model::Result<Runner> + Send>;
+/// Reopens the device, reloads the models and creates runners with the same limits.
+type Reload = Box<dyn FnMut() -> model::Result<Runners> + Send>;
+
+/// The runners of a backend, on one device.
+pub struct Runners {
+    /// Of the model that is served.
+    pub target: Runner,
+    /// The draft model, for speculative decoding.
+    pub draft: Option<DraftModel>,
+}
 
 /// A [`Runner`] as a [`Backend`], with a way to create another when its device is lost.
 pub struct GpuBackend {
-    /// `None` while the device is lost: the old runner's memory is freed before the new one allocates as
+    /// `None` while the device is lost: the old runners' memory is freed before the new ones allocate as
     /// much.
-    runner: Option<Runner>,
+    runners: Option<Runners>,
     capacity: Capacity,
     reload: Reload,
     /// Number of recorded programs when malloc was last trimmed.
@@ -25,22 +34,43 @@ pub struct GpuBackend {
 impl GpuBackend {
     /// `reload` is called after the device was lost: it reopens the device, reloads the model and creates a
     /// runner with the same limits. Nothing else should hold the model, or its memory is not freed before.
-    pub fn new(runner: Runner, reload: impl FnMut() -> model::Result<Runner> + Send + 'static) -> Self {
-        let capacity = capacity(&runner);
-        gpu::trim_malloc();
-        // 0 programs: drivers that compile a program at its first execution leave garbage after this trim.
-        Self { runner: Some(runner), capacity, reload: Box::new(reload), trimmed_at: 0 }
+    pub fn new(runner: Runner, mut reload: impl FnMut() -> model::Result<Runner> + Send + 'static) -> Self {
+        let runners = |target| Runners { target, draft: None };
+        Self::with_runners(runners(runner), move || reload().map(runners))
     }
 
-    /// The runner, for use between steps; an error while the device is lost.
+    /// The same with several runners.
+    pub fn with_runners(
+        runners: Runners,
+        reload: impl FnMut() -> model::Result<Runners> + Send + 'static,
+    ) -> Self {
+        let capacity = capacity(&runners);
+        gpu::trim_malloc();
+        // 0 programs: drivers that compile a program at its first execution leave garbage after this trim.
+        Self { runners: Some(runners), capacity, reload: Box::new(reload), trimmed_at: 0 }
+    }
+
+    /// The target model's runner, for use between steps; an error while the device is lost.
     pub fn runner(&mut self) -> Result<&mut Runner, BackendError> {
-        self.runner.as_mut().ok_or_else(|| BackendError::DeviceLost("the device is not open".into()))
+        Ok(&mut self.runners()?.target)
+    }
+
+    /// The runners, for use between steps; an error while the device is lost.
+    pub fn runners(&mut self) -> Result<&mut Runners, BackendError> {
+        self.runners.as_mut().ok_or_else(|| BackendError::DeviceLost("the device is not open".into()))
+    }
+
+    fn target(&self) -> Option<&Runner> {
+        self.runners.as_ref().map(|runners| &runners.target)
     }
 
     /// Returns memory that the driver's compiler has left in malloc's pool to the system, if programs were
     /// recorded. Called after a step, since Mesa's CPU driver compiles a program at its first execution.
     fn trim_after_recording(&mut self) {
-        let programs = self.runner.as_ref().map_or(0, |runner| runner.counters().programs);
+        let programs = self.runners.as_ref().map_or(0, |Runners { target, draft }| {
+            let draft = draft.as_ref().map_or(0, |draft| draft.runner().counters().programs);
+            target.counters().programs + draft
+        });
         if programs != self.trimmed_at {
             gpu::trim_malloc();
             self.trimmed_at = programs;
@@ -48,7 +78,7 @@ impl GpuBackend {
     }
 }
 
-fn capacity(runner: &Runner) -> Capacity {
+fn capacity(Runners { target: runner, draft }: &Runners) -> Capacity {
     let limits = runner.cache().limits();
     Capacity {
         max_sequences: runner.max_sequences(),
@@ -58,6 +88,7 @@ fn capacity(runner: &Runner) -> Capacity {
         pages: runner.cache().pages(),
         max_chunks_per_step: model::MAX_CHUNKS_PER_STEP as u32,
         max_verify_rows: runner.max_verify_rows() as u32,
+        has_draft_model: draft.is_some(),
         max_images_per_step: runner.encoder().map_or(0, ImageEncoder::max_images_per_step),
         prefix_cache: limits.prefix_cache,
     }
@@ -88,21 +119,22 @@ fn free_unused_pages(runner: &Runner, sequence: &mut Sequence) {
 
 impl Backend for GpuBackend {
     type Sequence = Sequence;
+    type DraftSequence = DraftSequence;
 
     fn capacity(&self) -> Capacity {
         self.capacity
     }
 
     fn free_pages(&self) -> u32 {
-        self.runner.as_ref().map_or(0, |runner| runner.cache().free_pages().0 as u32)
+        self.target().map_or(0, |runner| runner.cache().free_pages().0 as u32)
     }
 
     fn cached_pages(&self) -> u32 {
-        self.runner.as_ref().map_or(0, |runner| runner.cache().cached_pages().0 as u32)
+        self.target().map_or(0, |runner| runner.cache().cached_pages().0 as u32)
     }
 
     fn shared_pages(&self, tokens: &[u32]) -> u32 {
-        self.runner.as_ref().map_or(0, |runner| runner.cache().shared_pages(tokens))
+        self.target().map_or(0, |runner| runner.cache().shared_pages(tokens))
     }
 
     fn start_empty(&mut self) -> Result<Sequence, BackendError> {
@@ -116,19 +148,19 @@ impl Backend for GpuBackend {
     }
 
     fn max_prefill_tokens(&self, decode_rows: usize, depth: u32, budget: Duration) -> usize {
-        self.runner.as_ref().map_or(1, |runner| runner.max_prefill_tokens(decode_rows, depth, budget))
+        self.target().map_or(1, |runner| runner.max_prefill_tokens(decode_rows, depth, budget))
     }
 
     fn decode_batch_size(&self, decoding: usize) -> usize {
-        self.runner.as_ref().map_or(decoding, |runner| runner.decode_batch_size(decoding))
+        self.target().map_or(decoding, |runner| runner.decode_batch_size(decoding))
     }
 
     fn decode_run_steps(&self, rows: usize) -> usize {
-        self.runner.as_ref().map_or(1, |runner| runner.decode_run_steps(rows))
+        self.target().map_or(1, |runner| runner.decode_run_steps(rows))
     }
 
     fn step_bytes(&self, depths: &[u32]) -> Option<u64> {
-        let runner = self.runner.as_ref()?;
+        let runner = self.target()?;
         let model = runner.model();
         let kv_bytes = depths.iter().map(|depth| runner.cache().bytes_read(&model.config, *depth));
         Some(model.bytes_per_step(depths.len(), None)? + kv_bytes.sum::<u64>())
@@ -168,7 +200,7 @@ impl Backend for GpuBackend {
     }
 
     fn max_scored_tokens(&self) -> usize {
-        self.runner.as_ref().map_or(1, Runner::max_scored_rows)
+        self.target().map_or(1, Runner::max_scored_rows)
     }
 
     fn score(
@@ -197,8 +229,19 @@ impl Backend for GpuBackend {
         Ok(outputs?)
     }
 
+    fn draft(&mut self, batch: &mut [DraftRow<'_>]) -> Result<Vec<Vec<u32>>, BackendError> {
+        let Some(draft) = &mut self.runners()?.draft else { return Ok(vec![vec![]; batch.len()]) };
+        let drafts = draft.draft(batch);
+        self.trim_after_recording();
+        Ok(drafts?)
+    }
+
+    fn draft_step_time(&self, sequences: usize) -> Option<Duration> {
+        self.runners.as_ref()?.draft.as_ref()?.step_time(sequences)
+    }
+
     fn step_time(&self, rows: usize) -> Option<Duration> {
-        self.runner.as_ref()?.step_time(rows)
+        self.target()?.step_time(rows)
     }
 
     fn reset_token_counts(
@@ -215,16 +258,16 @@ impl Backend for GpuBackend {
     }
 
     fn recover(&mut self) -> Result<(), BackendError> {
-        self.runner = None;
+        self.runners = None;
         gpu::trim_malloc();
         self.trimmed_at = 0;
-        let runner = (self.reload)()?;
-        let found = capacity(&runner);
+        let runners = (self.reload)()?;
+        let found = capacity(&runners);
         if found != self.capacity {
             let text = format!("the reopened device has {found:?} instead of {:?}", self.capacity);
             return Err(BackendError::Other(text));
         }
-        self.runner = Some(runner);
+        self.runners = Some(runners);
         Ok(())
     }
 }

@@ -13,10 +13,10 @@ use model::{Sampled, Sampling, pages::min_copied};
 use text::TokenConstraint;
 
 use crate::{
-    DecodeRow, Event, EventSender, FinishReason, Request, RequestError, RequestState, RequestStatus, Token,
-    Usage,
+    Backend, DecodeRow, Event, EventSender, FinishReason, Request, RequestError, RequestState, RequestStatus,
+    Token, Usage,
     energy::Joules,
-    speculate::{Drafter, GuidedDraft, guide},
+    speculate::{Draft, Drafter, GuidedDraft, Source, guide},
 };
 
 /// A submitted request: waiting, prefilling or decoding. It keeps its generated tokens when it is preempted.
@@ -179,13 +179,25 @@ impl Job {
         Ok(())
     }
 
-    /// Drafts of the next tokens, at most `max`, with their masks. Call [`Job::update_mask`] before.
+    /// Drafts of the next tokens from its own text, at most `max`, with their masks. Call [`Job::update_mask`] before.
     pub fn draft(&mut self, max: usize) -> GuidedDraft {
-        let Request { prompt, prediction, sampling, stop_token_ids, grammar, .. } = &self.request;
+        let Request { prompt, prediction, .. } = &self.request;
         if max == 0 || !self.may_speculate {
             return GuidedDraft::default();
         }
-        let mut proposed = self.drafter.draft(prompt, &self.generated, prediction);
+        let proposed = self.drafter.draft(prompt, &self.generated, prediction);
+        self.guide(proposed, max)
+    }
+
+    /// The same with the tokens that a draft model proposes.
+    pub fn model_drafts(&self, tokens: &[u32]) -> GuidedDraft {
+        let draft = |token: &u32| Draft { token: *token, source: Source::Model };
+        self.guide(tokens.iter().map(draft).collect(), tokens.len())
+    }
+
+    /// Those of the proposed drafts that may follow, at most `max`, with their masks.
+    fn guide(&self, mut proposed: Vec<Draft>, max: usize) -> GuidedDraft {
+        let Request { sampling, stop_token_ids, grammar, .. } = &self.request;
         let mut guided = match grammar {
             Some(grammar) => {
                 let next_mask = |grammar: &mut dyn TokenConstraint| {
@@ -203,6 +215,16 @@ impl Job {
         };
         guided.truncate(max);
         guided
+    }
+
+    /// Whether tokens may be drafted for it.
+    pub fn may_speculate(&self) -> bool {
+        self.may_speculate
+    }
+
+    /// The prompt and the completion so far.
+    pub fn text(&self) -> Vec<u32> {
+        [&self.request.prompt[..], &self.generated].concat()
     }
 
     /// The token mask of the next position, after [`Job::update_mask`]; `None` without a grammar.
@@ -306,21 +328,27 @@ impl<S> Prefilling<S> {
 }
 
 /// A request in decode. Its last generated token is not in the sequence yet.
-pub(crate) struct Decoding<S> {
+pub(crate) struct Decoding<B: Backend> {
     pub job: Job,
-    pub sequence: S,
+    pub sequence: B::Sequence,
+    /// What the draft model has seen of its text.
+    pub draft_sequence: B::DraftSequence,
 }
 
-impl<S> AsRef<Job> for Decoding<S> {
+impl<B: Backend> AsRef<Job> for Decoding<B> {
     fn as_ref(&self) -> &Job {
         &self.job
     }
 }
 
-impl<S> Decoding<S> {
+impl<B: Backend> Decoding<B> {
+    pub fn new(job: Job, sequence: B::Sequence) -> Self {
+        Self { job, sequence, draft_sequence: B::DraftSequence::default() }
+    }
+
     /// Its row of the next decode batch.
-    pub fn row(&mut self) -> DecodeRow<'_, S> {
-        let Self { job, sequence } = self;
+    pub fn row(&mut self) -> DecodeRow<'_, B::Sequence> {
+        let Self { job, sequence, .. } = self;
         let token = job.generated.last().copied().unwrap_or_default();
         DecodeRow {
             sequence,

@@ -49,7 +49,7 @@ pub(crate) struct Scheduler<B: Backend> {
     prefilling: Vec<Prefilling<B::Sequence>>,
     /// Prefilling requests that report log probabilities of their prompts, with steps of their own.
     scoring: Vec<Prefilling<B::Sequence>>,
-    decoding: Vec<Decoding<B::Sequence>>,
+    decoding: Vec<Decoding<B>>,
     /// Last events of requests that have ended. They are sent after the status that counts them is published.
     last_events: Vec<(EventSender, Event)>,
     status: Status,
@@ -335,7 +335,7 @@ impl<B: Backend> Scheduler<B> {
     }
 
     /// Returns a request to `decoding`, or ends it and frees its pages.
-    fn keep_decoding(&mut self, decoding: Decoding<B::Sequence>, outcome: Option<Outcome>) {
+    fn keep_decoding(&mut self, decoding: Decoding<B>, outcome: Option<Outcome>) {
         match outcome {
             None => insert_in_order(&mut self.decoding, decoding),
             Some(outcome) => {

@@ -24,7 +24,7 @@ mod suffix_index;
 use lookup::Lookup;
 
 pub(crate) use acceptance::Acceptance;
-pub(crate) use budget::{Trials, allocate};
+pub(crate) use budget::{Trials, allocate, draft_steps};
 pub(crate) use guided::{GuidedDraft, guide};
 pub use replay::{Replay, replay};
 
@@ -40,6 +40,8 @@ pub(crate) enum Source {
     Prediction(Strength),
     /// The grammar allows no other token.
     Grammar,
+    /// A draft model sampled it.
+    Model,
 }
 
 /// How many tokens before a draft are the same in the text that it was taken from.
@@ -105,6 +107,11 @@ impl Drafter {
         self.acceptance.survival(all, drafts)
     }
 
+    /// The same of drafts that a draft model has not made yet.
+    pub fn model_survival(&self, all: &Acceptance, drafts: usize) -> Vec<f64> {
+        self.survival(all, &vec![Draft { token: 0, source: Source::Model }; drafts])
+    }
+
     /// Records the drafts of a verify step, the first `accepted` of which were accepted.
     pub fn record(&mut self, drafts: &[Draft], accepted: usize) {
         self.acceptance.record(drafts, accepted);
@@ -142,26 +149,29 @@ pub struct DraftStats {
     pub prediction: DraftCounts,
     /// Tokens that a grammar forces.
     pub grammar: DraftCounts,
+    /// From a draft model.
+    pub model: DraftCounts,
 }
 
 impl DraftStats {
     /// Drafts of all sources.
     pub fn total(&self) -> DraftCounts {
-        let mut total = self.text;
-        total.add(self.prediction);
-        total.add(self.grammar);
+        let mut total = DraftCounts::default();
+        self.by_source().into_iter().for_each(|(_, counts)| total.add(counts));
         total
     }
 
     /// The sources by name.
-    pub fn by_source(&self) -> [(&'static str, DraftCounts); 3] {
-        [("text", self.text), ("prediction", self.prediction), ("grammar", self.grammar)]
+    pub fn by_source(&self) -> [(&'static str, DraftCounts); 4] {
+        let Self { text, prediction, grammar, model } = *self;
+        [("text", text), ("prediction", prediction), ("grammar", grammar), ("model", model)]
     }
 
     pub(crate) fn add(&mut self, other: &Self) {
         self.text.add(other.text);
         self.prediction.add(other.prediction);
         self.grammar.add(other.grammar);
+        self.model.add(other.model);
     }
 
     /// Counts the drafts of one sequence in a verify step, the first `accepted` of which were accepted.
@@ -171,6 +181,7 @@ impl DraftStats {
                 Source::Text(_) => &mut self.text,
                 Source::Prediction(_) => &mut self.prediction,
                 Source::Grammar => &mut self.grammar,
+                Source::Model => &mut self.model,
             };
             counts.add(DraftCounts { drafted: 1, accepted: u64::from(index < accepted) });
         }

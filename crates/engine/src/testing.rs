@@ -21,8 +21,8 @@ use std::{
 use model::{Image, image_blocks, is_image_token, pages::PageKind};
 
 use crate::{
-    Backend, BackendError, Capacity, DecodeRow, EventSender, EventStream, FinishReason, MixedOutput,
-    PrefillChunk, Request, Sampled, Sampling, VerifyRows,
+    Backend, BackendError, Capacity, DecodeRow, DraftRow, EventSender, EventStream, FinishReason,
+    MixedOutput, PrefillChunk, Request, Sampled, Sampling, VerifyRows,
 };
 
 use device::{Device, FNV_OFFSET, SharedDevice, fnv, locked};
@@ -39,7 +39,7 @@ pub fn event_stream() -> (EventSender, EventStream) {
 /// Configuration of a [`MockBackend`].
 #[derive(Clone, Debug)]
 pub struct MockOptions {
-    /// Sequences, context length, vocabulary and pages.
+    /// Sequences, context length, vocabulary and pages. Whether there is a draft model follows from `draft_model`.
     pub capacity: Capacity,
     /// Sliding window in tokens.
     pub window: u32,
@@ -60,10 +60,12 @@ pub struct MockOptions {
     pub step_delay: Duration,
     /// What [`Backend::step_time`] reports, by rows less one.
     pub step_times: Vec<Duration>,
+    /// How the draft model drafts, if there is one.
+    pub draft_model: Option<MockDraftModel>,
     /// Steps with more sequences fail with [`BackendError::OutOfMemory`].
     pub max_sequences_per_step: usize,
     /// Injected errors by call number, starting at 0. Counted are calls of `start`, `encode`, `mixed`, `score`, `decode`,
-    /// `verify`, `reset_token_counts`, `probe` and `recover`.
+    /// `verify`, `draft`, `reset_token_counts`, `probe` and `recover`.
     pub errors: BTreeMap<u64, BackendError>,
 }
 
@@ -78,6 +80,7 @@ impl Default for MockOptions {
                 pages: 4 * 256 / 8,
                 max_chunks_per_step: 3,
                 max_verify_rows: 1,
+                has_draft_model: false,
                 max_images_per_step: 3,
                 prefix_cache: true,
             },
@@ -90,10 +93,30 @@ impl Default for MockOptions {
             script: vec![],
             step_delay: Duration::ZERO,
             step_times: vec![],
+            draft_model: None,
             max_sequences_per_step: usize::MAX,
             errors: BTreeMap::new(),
         }
     }
+}
+
+/// How the draft model of a [`MockBackend`] drafts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MockDraftModel {
+    /// Of four drafts, how many are right.
+    pub right: u32,
+    /// Tokens that it reads per call, before it drafts.
+    pub read_tokens: usize,
+    /// What [`Backend::draft_step_time`] reports.
+    pub step_time: Duration,
+}
+
+/// What the draft model of a [`MockBackend`] has seen of a text.
+#[derive(Debug, Default)]
+pub struct MockDraftSequence {
+    read: usize,
+    /// Recoveries of the device before its first use.
+    generation: Option<u64>,
 }
 
 /// The batch of a step.
@@ -221,7 +244,8 @@ pub struct MockBackend {
 
 impl MockBackend {
     /// Panics if the pages do not suffice for one sequence of the context length.
-    pub fn new(options: MockOptions) -> Self {
+    pub fn new(mut options: MockOptions) -> Self {
+        options.capacity.has_draft_model = options.draft_model.is_some();
         let device = Arc::new(Mutex::new(Device::new(&options)));
         Self { options, calls: 0, device }
     }
@@ -339,9 +363,42 @@ impl MockBackend {
 
 impl Backend for MockBackend {
     type Sequence = MockSequence;
+    type DraftSequence = MockDraftSequence;
 
     fn capacity(&self) -> Capacity {
         self.options.capacity
+    }
+
+    fn draft(
+        &mut self,
+        batch: &mut [DraftRow<'_, MockDraftSequence>],
+    ) -> Result<Vec<Vec<u32>>, BackendError> {
+        self.step(batch.len())?;
+        let model = self.options.draft_model.expect("drafts only with a draft model");
+        let generation = locked(&self.device).generation;
+        let draft =
+            |DraftRow { sequence, text, sampling, max_drafts }: &mut DraftRow<'_, MockDraftSequence>| {
+                let known = *sequence.generation.get_or_insert(generation);
+                assert_eq!(known, generation, "draft sequence from before the device was recovered");
+                assert!(*max_drafts > 0 && !sampling.has_penalties());
+                sequence.read = text.len().min(sequence.read + model.read_tokens);
+                let mut text = text.to_vec();
+                let mut drafts = vec![];
+                while drafts.len() < *max_drafts && sequence.read >= text.len() - drafts.len() {
+                    let hash = text.iter().fold(FNV_OFFSET, |hash, token| fnv(hash, u64::from(*token)));
+                    let token = self.options.next_token(&text, sampling.seed);
+                    let is_right = (hash >> 30) % 4 < u64::from(model.right);
+                    let vocab_size = self.options.capacity.vocab_size;
+                    drafts.push(if is_right { token } else { (token + 1) % vocab_size });
+                    text.extend(drafts.last());
+                }
+                drafts
+            };
+        Ok(batch.iter_mut().map(draft).collect())
+    }
+
+    fn draft_step_time(&self, _sequences: usize) -> Option<Duration> {
+        self.options.draft_model.map(|model| model.step_time)
     }
 
     fn free_pages(&self) -> u32 {

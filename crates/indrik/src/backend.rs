@@ -10,9 +10,10 @@ use std::{
 };
 
 use engine::{
-    Backend, BackendError, Capacity, DecodeRow, GpuBackend, MixedOutput, PrefillChunk, Sampled, VerifyRows,
+    Backend, BackendError, Capacity, DecodeRow, DraftRow, GpuBackend, MixedOutput, PrefillChunk, Sampled,
+    VerifyRows,
 };
-use model::{Image, Sequence};
+use model::{DraftSequence, Image, Sequence};
 
 /// A [`GpuBackend`] behind a fair lock. Clones share it.
 #[derive(Clone)]
@@ -98,6 +99,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Backend for SharedBackend {
     type Sequence = Sequence;
+    type DraftSequence = DraftSequence;
 
     fn capacity(&self) -> Capacity {
         self.0.capacity
@@ -182,6 +184,14 @@ impl Backend for SharedBackend {
 
     fn verify(&mut self, batch: &mut [VerifyRows<'_, Sequence>]) -> Result<Vec<Vec<Sampled>>, BackendError> {
         self.for_step().verify(batch)
+    }
+
+    fn draft(&mut self, batch: &mut [DraftRow<'_, DraftSequence>]) -> Result<Vec<Vec<u32>>, BackendError> {
+        self.for_step().draft(batch)
+    }
+
+    fn draft_step_time(&self, sequences: usize) -> Option<Duration> {
+        self.for_step().draft_step_time(sequences)
     }
 
     fn step_time(&self, rows: usize) -> Option<Duration> {

@@ -55,6 +55,14 @@ pub enum Error {
         /// What the template lacks.
         reason: &'static str,
     },
+    /// A draft model cannot be used.
+    #[error("the draft model {} cannot be used: {reason}", path.display())]
+    Draft {
+        /// The draft model.
+        path: PathBuf,
+        /// Why, as a clause.
+        reason: String,
+    },
     /// Images were given to a model without an image encoder, or with one that cannot be used.
     #[error("images cannot be used: {reason}")]
     ImagesUnsupported {

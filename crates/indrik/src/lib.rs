@@ -45,6 +45,7 @@ mod backend;
 mod chat;
 mod conversation;
 mod device;
+mod draft;
 mod embedding;
 mod error;
 mod files;

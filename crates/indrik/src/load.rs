@@ -9,7 +9,7 @@ use std::{
 };
 
 use checkpoint::Vision;
-use engine::GpuBackend;
+use engine::{GpuBackend, Runners};
 use gpu::{AdapterInfo, Device, Tier};
 use kernels::matmul::tuning::{BUDGET, Turn};
 use model::{
@@ -17,7 +17,11 @@ use model::{
 };
 use weights::{blueprint::Blueprint, plan, stream, stream::Control, vision::VisionBlueprint};
 
-use crate::{DeviceSelector, Error, Model, ModelFiles, Result, memory::device_memory};
+use crate::{
+    DeviceSelector, Error, Model, ModelFiles, Result,
+    draft::{self, DraftPlan},
+    memory::device_memory,
+};
 
 /// Interval of reports while weights are read and while pipelines are compiled.
 pub(crate) const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
@@ -51,6 +55,8 @@ pub struct Options {
     pub reproducible: bool,
     /// Speculative decoding.
     pub speculate: Speculate,
+    /// A draft model for it, by path or by its name in the local store. It must have the vocabulary of the model.
+    pub draft: Option<String>,
     /// Load the image encoder, if the model has one.
     pub images: bool,
     /// Plan memory for the logits of every prompt token, as [`Model::logits`] computes them.
@@ -76,6 +82,7 @@ impl Default for Options {
             kv_scheme: None,
             reproducible: false,
             speculate: Speculate::default(),
+            draft: None,
             images: true,
             all_logits: false,
             step_timeout: STEP_TIMEOUT,
@@ -89,7 +96,8 @@ impl Default for Options {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Speculate {
     /// Where it is expected to be faster and the tokens are bit for bit those without drafts. That is the case with
-    /// [`Options::reproducible`], and on devices where such logits cost nothing: CPU drivers.
+    /// [`Options::reproducible`], and on devices where such logits cost nothing: CPU drivers. With a draft model, as
+    /// [`Speculate::Fastest`] on other devices: who gives one wants drafts.
     #[default]
     Auto,
     /// Never.
@@ -176,29 +184,41 @@ pub struct LoadReport {
 
 /// Loads the model and hands its runner to a backend that can reload it.
 pub(crate) fn load_model(files: ModelFiles, options: Options, hooks: LoadHooks<'_>) -> Result<Model> {
-    let (runner, report) = load(&files, &options, &hooks.control, hooks.progress)?;
+    let draft = open_draft(&files, &options)?;
+    let (runners, report) = load(&files, draft.as_ref(), &options, &hooks.control, hooks.progress)?;
     let reload = {
         let (files, options, control) = (files.clone(), options.clone(), hooks.reload_control.clone());
-        move || reload(&files, &options, &control)
+        move || reload(&files, draft.as_ref(), &options, &control)
     };
-    Ok(Model::new(files, options, report, GpuBackend::new(runner, reload)))
+    Ok(Model::new(files, options, report, GpuBackend::with_runners(runners, reload)))
 }
 
-/// Opens the device, plans its memory, reads the weights, tunes, and makes a runner.
+/// The draft model, if there is one to load.
+fn open_draft(files: &ModelFiles, options: &Options) -> Result<Option<ModelFiles>> {
+    let draft = options.draft.as_deref().filter(|_| options.speculate != Speculate::Off);
+    draft.map(|draft| draft::open(files, draft)).transpose()
+}
+
+/// Opens the device, plans its memory, reads the weights, tunes, and makes runners.
 fn load(
     files: &ModelFiles,
+    draft: Option<&ModelFiles>,
     options: &Options,
     control: &Control,
     progress: &(dyn Fn(LoadProgress<'_>) + Sync),
-) -> Result<(Runner, LoadReport)> {
+) -> Result<(Runners, LoadReport)> {
     let start = Instant::now();
     let selector = DeviceSelector { name: options.device.as_deref(), ..DeviceSelector::default() };
     // The instance must outlive every use of the device in this function.
     let (_instance, device) = selector.open()?;
     let limits = limits(files, options, device.info())?;
     let vision = if options.images { files.vision() } else { None };
-    let load =
-        |vision| load_runner(&device, LoadSource { files, vision }, options, limits, control, progress);
+    let draft = draft.map(|draft| DraftPlan::new(draft, options, &limits, device.info())).transpose()?;
+    let draft_bytes = draft.as_ref().map_or(0, DraftPlan::bytes);
+    let load = |vision| {
+        let source = LoadSource { files, vision, draft_bytes };
+        load_runner(&device, source, options, limits, control, progress)
+    };
     let (runner, heaps) = match load(vision.as_ref()) {
         // A language model is worth more than none. Errors of its own occur again.
         Err(error) if vision.is_some() && !control.cancel.load(Ordering::Relaxed) => {
@@ -211,17 +231,28 @@ fn load(
             }
             loaded
         }
+        Err(Error::Memory(error)) => {
+            return Err(draft
+                .as_ref()
+                .map_or(Error::Memory(error.clone()), |draft| draft.does_not_fit(&error)));
+        }
         loaded => loaded?,
     };
+    let draft = draft.map(|draft| draft.load(&device, &heaps, options, control)).transpose()?;
     let seconds = start.elapsed().as_secs_f64();
     let tuned = match options.serving {
         true => TuningReport::default(),
-        false => tune(runner.model(), progress)?,
+        false => {
+            if let Some(draft) = &draft {
+                tune(draft.runner().model(), progress)?;
+            }
+            tune(runner.model(), progress)?
+        }
     };
-    let runner = runner.with_step_timeout(options.step_timeout);
+    let runners = Runners { target: runner.with_step_timeout(options.step_timeout), draft };
     let (info, tier) = (device.info().clone(), device.caps().tier());
     let report = LoadReport { device: info, tier, seconds, tuned, heaps, kv_scheme: limits.kv_scheme };
-    Ok((runner, report))
+    Ok((runners, report))
 }
 
 /// The runner's limits on this device.
@@ -249,13 +280,18 @@ struct LoadSource<'a> {
     files: &'a ModelFiles,
     /// The image encoder, if it is to be loaded.
     vision: Option<&'a Vision>,
+    /// Memory to leave for the draft model.
+    draft_bytes: u64,
 }
 
 /// Bytes of device memory that a model takes.
 pub(crate) fn memory_bytes(files: &ModelFiles, options: &Options, device: &AdapterInfo) -> Result<u64> {
     let vision = if options.images { files.vision() } else { None };
-    let source = LoadSource { files, vision: vision.as_ref() };
     let limits = limits(files, options, device)?;
+    let draft = open_draft(files, options)?;
+    let draft = draft.as_ref().map(|draft| DraftPlan::new(draft, options, &limits, device)).transpose()?;
+    let draft_bytes = draft.map_or(0, |draft| draft.bytes());
+    let source = LoadSource { files, vision: vision.as_ref(), draft_bytes };
     Ok(LoadDemand::new(source, options, limits, device)?.demand.total_bytes())
 }
 
@@ -276,7 +312,7 @@ impl LoadDemand {
         limits: Limits,
         device: &AdapterInfo,
     ) -> Result<LoadDemand> {
-        let LoadSource { files, vision } = source;
+        let LoadSource { files, vision, draft_bytes } = source;
         let limits = vision.map_or(limits, |vision| limits.with_images(vision.config.max_soft_tokens()));
         let output_rows = match options.all_logits {
             true => limits.prefill_chunk.min(model::MAX_OUTPUT_ROWS),
@@ -286,6 +322,7 @@ impl LoadDemand {
         let blueprint = Blueprint::new(checkpoint)?;
         let mut demand =
             blueprint.demand(&checkpoint.config, &limits.reservation(&checkpoint.config, output_rows));
+        demand.scratch_bytes += draft_bytes;
         let mut file_bytes = blueprint.file_bytes();
         let encoder_limits = vision
             .map(|vision| EncoderLimits::new(&vision.config, device.local_memory(), limits.prefill_chunk));
@@ -308,7 +345,7 @@ fn load_runner(
     control: &Control,
     progress: &(dyn Fn(LoadProgress<'_>) + Sync),
 ) -> Result<(Runner, Vec<plan::HeapUsage>)> {
-    let LoadSource { files, vision } = source;
+    let LoadSource { files, vision, .. } = source;
     let checkpoint = files.checkpoint();
     let needed = LoadDemand::new(source, options, limits, device.info())?;
     let LoadDemand { demand, limits, encoder_limits, file_bytes: total_bytes } = needed;
@@ -329,7 +366,7 @@ fn load_runner(
         reproducible: options.reproducible,
         row_invariant,
         verifies: match options.speculate {
-            Speculate::Auto => row_invariant || options.reproducible,
+            Speculate::Auto => row_invariant || options.reproducible || options.draft.is_some(),
             Speculate::Off => false,
             Speculate::Fastest => true,
         },
@@ -406,11 +443,16 @@ pub(crate) fn tune_in_turns(
 }
 
 /// Loads the model again after its device was lost.
-fn reload(files: &ModelFiles, options: &Options, control: &Control) -> model::Result<Runner> {
+fn reload(
+    files: &ModelFiles,
+    draft: Option<&ModelFiles>,
+    options: &Options,
+    control: &Control,
+) -> model::Result<Runners> {
     let mut delays = RELOAD_DELAYS.iter();
     loop {
-        match (load(files, options, control, &|_| ()), delays.next()) {
-            (Ok((runner, _)), _) => return Ok(runner),
+        match (load(files, draft, options, control, &|_| ()), delays.next()) {
+            (Ok((runners, _)), _) => return Ok(runners),
             _ if control.cancel.load(Ordering::Relaxed) => return Err(model::Error::Cancelled),
             (Err(error), Some(delay)) => {
                 tracing::warn!("the device cannot be reopened yet: {error}; next attempt in {delay:?}");

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use engine::{Capacity, Engine, GpuBackend};
+use engine::{Capacity, Engine, GpuBackend, Runners};
 use model::{Runner, TuningReport, language::Language};
 
 use crate::{
@@ -173,9 +173,13 @@ impl Model {
     /// Do not keep the runner's `Arc<model::Model>`, its device or its adapter: they could then not be freed after the
     /// device is lost.
     pub fn with_runner<T>(&self, work: impl FnOnce(&mut Runner) -> model::Result<T>) -> Result<T> {
+        self.with_runners(|runners| work(&mut runners.target))
+    }
+
+    fn with_runners<T>(&self, work: impl FnOnce(&mut Runners) -> model::Result<T>) -> Result<T> {
         let mut backend = self.0.backend.exclusive();
-        let runner = backend.runner().map_err(|_| Error::Request(engine::RequestError::DeviceLost))?;
-        Ok(work(runner)?)
+        let runners = backend.runners().map_err(|_| Error::Request(engine::RequestError::DeviceLost))?;
+        Ok(work(runners)?)
     }
 
     /// Records the GPU programs of a server's first request, whatever its length, both greedy and with the recommended
@@ -185,7 +189,12 @@ impl Model {
         progress: &(dyn Fn(LoadProgress<'_>) + Sync),
     ) -> Result<Preparation> {
         let samplings = load::served_samplings(self.files());
-        self.prepare_with(progress, |runner| runner.prepare_first_requests(&samplings))
+        self.prepare_with(progress, |runners| {
+            if let Some(draft) = &mut runners.draft {
+                draft.runner_mut().prepare_first_requests(&samplings)?;
+            }
+            runners.target.prepare_first_requests(&samplings)
+        })
     }
 
     /// Records the other programs that a server keeps reusing, decode steps of every batch size and prompts beside
@@ -301,17 +310,22 @@ impl Model {
         sampling: &model::Sampling,
         progress: &(dyn Fn(LoadProgress<'_>) + Sync),
     ) -> Result<Preparation> {
-        self.prepare_with(progress, |runner| runner.prepare(prompt_tokens, sampling))
+        self.prepare_with(progress, |runners| {
+            if let Some(draft) = &mut runners.draft {
+                draft.runner_mut().prepare(prompt_tokens, sampling)?;
+            }
+            runners.target.prepare(prompt_tokens, sampling)
+        })
     }
 
     fn prepare_with(
         &self,
         progress: &(dyn Fn(LoadProgress<'_>) + Sync),
-        work: impl FnOnce(&mut Runner) -> model::Result<()>,
+        work: impl FnOnce(&mut Runners) -> model::Result<()>,
     ) -> Result<Preparation> {
-        self.with_runner(|runner| {
-            let device = runner.model().device.clone();
-            let (before, setup_before) = (device.counters(), runner.setup_time());
+        self.with_runners(|runners| {
+            let device = runners.target.model().device.clone();
+            let (before, setup_before) = (device.counters(), runners.target.setup_time());
             let done = AtomicBool::new(false);
             std::thread::scope(|scope| {
                 let reporter = scope.spawn(|| {
@@ -326,7 +340,7 @@ impl Model {
                 });
                 let finished = {
                     let _done = SetOnDrop(&done);
-                    work(runner)
+                    work(runners)
                 };
                 reporter.thread().unpark();
                 finished
@@ -336,7 +350,7 @@ impl Model {
             let after = device.counters();
             let loaded = after.pipelines_from_cache - before.pipelines_from_cache;
             let compiled = after.pipelines - before.pipelines - loaded;
-            Ok(Preparation { compiled, time: runner.setup_time() - setup_before })
+            Ok(Preparation { compiled, time: runners.target.setup_time() - setup_before })
         })
     }
 }

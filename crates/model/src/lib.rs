@@ -9,6 +9,7 @@
 //! | module | contents |
 //! |---|---|
 //! | `decoder` | the layers as the config describes them: a mixer and a feed-forward block each, recorded in the operations of `step` |
+//! | `draft` | draft models, for speculative decoding |
 //! | `programs` | recorded programs and their buffers; when a program is recorded again |
 //! | `pacer` | how much work goes into one submission; pure |
 //! | `sampler` | the sampler's parameters, masks and token counts on the GPU |
@@ -47,6 +48,7 @@
 mod batch;
 mod bucket;
 mod decoder;
+mod draft;
 mod error;
 pub mod estimate;
 mod frequencies;
@@ -70,6 +72,7 @@ mod text_encoder;
 mod tune;
 
 pub use batch::{DecodeRow, MixedOutput, PrefillChunk, Sampled, VerifyRows};
+pub use draft::{DraftModel, DraftRow, DraftSequence};
 pub use error::{Error, Result};
 pub use image::{
     IMAGE_TOKEN, Image, ImageProcessor, floor_image_boundary, image_blocks, is_image_token, join_images,

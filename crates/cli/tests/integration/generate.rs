@@ -102,6 +102,45 @@ fn drafts_do_not_change_the_output() {
 }
 
 #[test]
+fn a_draft_model_does_not_change_the_output() {
+    if !has_device() {
+        return;
+    }
+    let generated = |more: &[&str]| {
+        let arguments = [
+            "generate",
+            "-m",
+            &tiny(),
+            "-p",
+            "one two",
+            "-n",
+            "60",
+            "--temperature",
+            "1",
+            "--seed",
+            "3",
+            "--json",
+        ];
+        json(&indrik(&[&arguments[..], more].concat()).output().unwrap())["tokens"].clone()
+    };
+    // Another file of the same vocabulary, and the model itself.
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures");
+    let fixture = |name: &str| fixtures.join(name).join("model.gguf").display().to_string();
+    let expected = generated(&["--speculate", "off"]);
+    for draft in [tiny(), fixture("gguf_q4_0")] {
+        assert_eq!(generated(&["--draft", &draft]), expected);
+    }
+    let refused = |draft: &str| {
+        let output = indrik(&["generate", "-m", &tiny(), "-p", "one", "--draft", draft]).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+        stderr(&output)
+    };
+    let message = refused(&fixture("qwen3_gguf_q8_0"));
+    assert!(message.contains("the draft model") && message.contains("vocabulary"), "{message}");
+    assert!(refused("no-such-model").contains("no-such-model"));
+}
+
+#[test]
 fn verify_steps_and_the_gain_of_a_text_are_measured() {
     if !has_device() {
         return;

@@ -144,13 +144,21 @@ fn completions_are_unchanged_by_a_lost_device() {
     if !has_device() {
         return;
     }
-    let body = greedy(100, json!({ "frequency_penalty": 0.5 }));
-    let expected = Served::start(&mut serve(&[])).complete(&body)["choices"].take();
+    for (more, arguments) in
+        [(json!({ "frequency_penalty": 0.5 }), &[][..]), (json!({}), &["--draft", &tiny()])]
+    {
+        check_lost_devices(&greedy(100, more), arguments);
+    }
+}
+
+/// Compares completions of a server that loses its device again and again with those of one that does not.
+fn check_lost_devices(body: &Value, arguments: &[&str]) {
+    let expected = Served::start(&mut serve(&[])).complete(body)["choices"].take();
     // Every opened device is lost after 60 submissions: loading takes some of them, each completion a few.
-    let server = Served::start(serve(&[]).env("INDRIK_FAULT", "device-lost@60"));
+    let server = Served::start(serve(arguments).env("INDRIK_FAULT", "device-lost@60"));
     let mut completions = 0;
     while server.metric("indrik_preemptions_total") < 3 {
-        assert_eq!(server.complete(&body)["choices"], expected);
+        assert_eq!(server.complete(body)["choices"], expected);
         completions += 1;
         assert!(completions < 200, "no device was lost");
     }

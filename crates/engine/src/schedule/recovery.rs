@@ -66,11 +66,8 @@ impl<B: Backend> Scheduler<B> {
     }
 
     /// Resets the token counts that penalties use to the request's prompt and generated tokens.
-    pub(super) fn reset_decode_counts(
-        &mut self,
-        decoding: &mut Decoding<B::Sequence>,
-    ) -> Result<(), BackendError> {
-        let Decoding { job, sequence } = decoding;
+    pub(super) fn reset_decode_counts(&mut self, decoding: &mut Decoding<B>) -> Result<(), BackendError> {
+        let Decoding { job, sequence, .. } = decoding;
         match job.sampling().has_penalties() {
             true => self.backend.reset_token_counts(sequence, &job.request.prompt, &job.generated),
             false => Ok(()),

@@ -235,7 +235,7 @@ impl<B: Backend> Scheduler<B> {
 
     /// Sends tokens to a request's stream and records their latency. Afterwards the request decodes on or
     /// ends.
-    pub(super) fn deliver(&mut self, mut decoding: Decoding<B::Sequence>, sampled: Vec<Sampled>) {
+    pub(super) fn deliver(&mut self, mut decoding: Decoding<B>, sampled: Vec<Sampled>) {
         let job = &mut decoding.job;
         let (now, before, steps) = (Instant::now(), job.generated.len(), sampled.len());
         let context_length = self.shared.capacity.context_length;
@@ -279,7 +279,7 @@ impl<B: Backend> Scheduler<B> {
         self.prefilling.extend(all);
         while let Some((Prefilling { job, sequence, tokens, prefilled }, first_token)) = completed.pop_front()
         {
-            let mut decoding = Decoding { job, sequence };
+            let mut decoding = Decoding::new(job, sequence);
             match first_token {
                 Some(first_token) => self.deliver(decoding, vec![first_token]),
                 None if decoding.job.generated.is_empty() => {
@@ -305,7 +305,7 @@ impl<B: Backend> Scheduler<B> {
                     match reset {
                         Ok(()) => self.keep_decoding(decoding, None),
                         Err(BackendError::DeviceLost(reason)) => {
-                            let Decoding { job, sequence } = decoding;
+                            let Decoding { job, sequence, .. } = decoding;
                             let own = Prefilling { job, sequence, tokens, prefilled };
                             let younger = completed.into_iter().map(|(prefilling, _)| prefilling);
                             let younger = younger.chain(mem::take(&mut self.prefilling));
@@ -329,10 +329,10 @@ impl<B: Backend> Scheduler<B> {
 }
 
 /// Selected requests of a decode batch.
-fn selected_jobs<'a, S>(
-    decoding: &'a [Decoding<S>],
+fn selected_jobs<'a, B: Backend>(
+    decoding: &'a [Decoding<B>],
     selected: &'a [bool],
-) -> impl Iterator<Item = &'a Job> + use<'a, S> {
+) -> impl Iterator<Item = &'a Job> + use<'a, B> {
     let pairs = decoding.iter().zip(selected);
     pairs.filter(|(_, selected)| **selected).map(|(decoding, _)| &decoding.job)
 }

@@ -96,7 +96,7 @@ impl Harness {
         assert_eq!(status.pages.free, self.inspector.free_pages());
         assert!(status.pages.cached <= status.pages.free);
         assert_eq!(self.inspector.sequences() as usize, self.scheduler.running());
-        for Decoding { job, sequence } in decoding {
+        for Decoding { job, sequence, .. } in decoding {
             let pages = job.sequence_len().div_ceil(self.shared.capacity.page_size as usize);
             assert_eq!(sequence.pages().len(), pages, "pages for tokens that the sequence does not have");
         }

@@ -1,6 +1,6 @@
 //! Running acceptance rates of drafts, by source.
 
-use super::{Draft, Source, Strength};
+use super::{Draft, MAX_DRAFTS, Source, Strength};
 
 /// Time constant of the decay, in drafts: an observation counts 1/e after this many, so rates follow changes of the text.
 const MEMORY: f64 = 64.0;
@@ -11,6 +11,9 @@ const PRIOR_WEIGHT: f64 = 4.0;
 /// Acceptance rates before anything is observed, by [`Strength`]: those of edited files and prose in simulation lie to
 /// both sides.
 const INITIAL: [f64; Strength::COUNT] = [0.3, 0.45, 0.6, 0.8];
+
+/// The same of a draft model: published rates of such pairs lie between 0.4 and 0.7.
+const INITIAL_MODEL: f64 = 0.6;
 
 /// A running rate.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -37,6 +40,8 @@ impl Rate {
 pub(crate) struct Acceptance {
     text: [Rate; Strength::COUNT],
     prediction: [Rate; Strength::COUNT],
+    /// By the drafts before it: the first tokens that a draft model proposes are its best.
+    model: [Rate; MAX_DRAFTS],
 }
 
 impl Acceptance {
@@ -47,6 +52,7 @@ impl Acceptance {
             match draft.source {
                 Source::Text(strength) => self.text[strength as usize].record(index < accepted),
                 Source::Prediction(strength) => self.prediction[strength as usize].record(index < accepted),
+                Source::Model => self.model[index.min(MAX_DRAFTS - 1)].record(index < accepted),
                 Source::Grammar => {}
             }
         }
@@ -56,21 +62,32 @@ impl Acceptance {
     /// has observed, `all` what all requests have.
     pub fn survival(&self, all: &Self, drafts: &[Draft]) -> Vec<f64> {
         let mut survival = 1.0;
-        let accumulate = |draft: &Draft| {
-            survival *= self.rate(all, draft.source);
+        let accumulate = |(index, draft): (usize, &Draft)| {
+            survival *= self.rate(all, draft.source, index);
             survival
         };
-        drafts.iter().map(accumulate).collect()
+        drafts.iter().enumerate().map(accumulate).collect()
     }
 
-    fn rate(&self, all: &Self, source: Source) -> f64 {
-        let (own, all, strength) = match source {
-            Source::Text(strength) => (&self.text, &all.text, strength as usize),
-            Source::Prediction(strength) => (&self.prediction, &all.prediction, strength as usize),
+    /// The rate of a draft with this many before it.
+    fn rate(&self, all: &Self, source: Source, before: usize) -> f64 {
+        let (own, all, initial) = match source {
+            Source::Text(strength) => {
+                let index = strength as usize;
+                (self.text[index], all.text[index], INITIAL[index])
+            }
+            Source::Prediction(strength) => {
+                let index = strength as usize;
+                (self.prediction[index], all.prediction[index], INITIAL[index])
+            }
+            Source::Model => {
+                let index = before.min(MAX_DRAFTS - 1);
+                (self.model[index], all.model[index], INITIAL_MODEL)
+            }
             // No other token can be sampled.
             Source::Grammar => return 1.0,
         };
-        own[strength].estimate(all[strength].estimate(INITIAL[strength]))
+        own.estimate(all.estimate(initial))
     }
 }
 
@@ -98,6 +115,16 @@ mod tests {
             own.record(&drafts(strong, 7), 7);
         }
         assert!(first(&own, strong) > 0.9, "{own:?}");
+    }
+
+    #[test]
+    fn a_draft_model_has_a_rate_for_each_draft_of_a_step() {
+        let (mut own, all) = (Acceptance::default(), Acceptance::default());
+        (0..200).for_each(|_| own.record(&drafts(Source::Model, 3), 1));
+        let survival = own.survival(&all, &drafts(Source::Model, 3));
+        assert!(survival[0] > 0.9 && survival[1] < 0.07, "{survival:?}");
+        let third = survival[2] / survival[1];
+        assert!((third - INITIAL_MODEL).abs() < 1e-9, "drafts after a rejected one say nothing: {third}");
     }
 
     #[test]

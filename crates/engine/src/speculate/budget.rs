@@ -31,9 +31,57 @@ pub(crate) fn allocate(
     max_rows: usize,
     step_seconds: impl Fn(usize) -> Option<f64>,
 ) -> Vec<usize> {
+    best_allocation(survival, max_rows, step_seconds, 0.0).0
+}
+
+/// The number of steps of a draft model before the next step, each of which makes one draft for every sequence that has none,
+/// with the highest expected throughput; 0 if drafts of it are not expected to pay.
+///
+/// `survival` is as in [`allocate`], with the rates of the draft model where `by_model` is set; `draft_seconds` is the time
+/// of one of its steps.
+pub(crate) fn draft_steps(
+    survival: &[Vec<f64>],
+    by_model: &[bool],
+    max_rows: usize,
+    step_seconds: impl Fn(usize) -> Option<f64>,
+    draft_seconds: f64,
+) -> usize {
+    let available = survival.iter().zip(by_model).filter(|(_, by_model)| **by_model);
+    let max_steps = available.map(|(list, _)| list.len()).max().unwrap_or(0);
+    let throughput = |steps: usize| {
+        let limited = survival.iter().zip(by_model).map(|(list, by_model)| {
+            let count = if *by_model { steps.min(list.len()) } else { list.len() };
+            list[..count].to_vec()
+        });
+        let (_, best) = best_allocation(
+            &limited.collect::<Vec<_>>(),
+            max_rows,
+            &step_seconds,
+            steps as f64 * draft_seconds,
+        );
+        best
+    };
+    let (mut best, mut steps) = (throughput(0), 0);
+    for count in 1..=max_steps {
+        let found = throughput(count);
+        if found > best {
+            (best, steps) = (found, count);
+        }
+    }
+    steps
+}
+
+/// The allocation with the highest expected throughput, and that throughput, if each step is preceded by `draft_seconds` of
+/// drafting. Without drafts it is that of a plain step, with the gain below which nothing is drafted.
+fn best_allocation(
+    survival: &[Vec<f64>],
+    max_rows: usize,
+    step_seconds: impl Fn(usize) -> Option<f64>,
+    draft_seconds: f64,
+) -> (Vec<usize>, f64) {
     let sequences = survival.len();
     let mut drafts = vec![0; sequences];
-    let Some(base_seconds) = step_seconds(sequences) else { return drafts };
+    let Some(base_seconds) = step_seconds(sequences) else { return (drafts, 0.0) };
     // Since survival falls from draft to draft, the most probable drafts are the first ones of each sequence.
     let with_sequence =
         |(index, list): (usize, &Vec<f64>)| list.iter().map(move |p| (*p, index)).collect::<Vec<_>>();
@@ -48,7 +96,7 @@ pub(crate) fn allocate(
         tokens += survival;
         let measured = step_seconds(sequences + index + 1);
         known = measured.unwrap_or(known);
-        let seconds = measured.unwrap_or(UNKNOWN_COST * known);
+        let seconds = measured.unwrap_or(UNKNOWN_COST * known) + draft_seconds;
         if tokens / seconds > best {
             (best, count) = (tokens / seconds, index + 1);
         }
@@ -56,7 +104,7 @@ pub(crate) fn allocate(
     for (_, sequence) in &candidates[..count] {
         drafts[*sequence] += 1;
     }
-    drafts
+    (drafts, best)
 }
 
 /// When to try drafts that are not expected to pay, and when not to draft at all.
@@ -188,6 +236,49 @@ mod tests {
             };
             prop_assert_eq!(drafts, expected);
         }
+    }
+
+    proptest! {
+        #[test]
+        fn no_other_number_of_draft_steps_is_faster(
+            survival in survival(),
+            by_model in vec(any::<bool>(), 3),
+            seconds in vec(0.5..4.0_f64, 16),
+            draft_seconds in 0.0..0.5_f64,
+        ) {
+            let by_model = &by_model[..survival.len()];
+            let found = draft_steps(&survival, by_model, 16, |rows| Some(seconds[rows - 1]), draft_seconds);
+            // Of every number of steps, the best choice that has a draft of each of them.
+            let base = throughput(&survival, &vec![0; survival.len()], &seconds);
+            let speed = |drafts: &[usize], steps: usize| {
+                let rows = survival.len() + drafts.iter().sum::<usize>();
+                throughput(&survival, drafts, &seconds) * seconds[rows - 1]
+                    / (seconds[rows - 1] + steps as f64 * draft_seconds)
+            };
+            let steps_of = |drafts: &[usize]| {
+                drafts.iter().zip(by_model).filter(|(_, by)| **by).map(|(count, _)| *count).max().unwrap_or(0)
+            };
+            let best = choices(&survival, 16)
+                .iter()
+                .map(|drafts| (speed(drafts, steps_of(drafts)), steps_of(drafts)))
+                .fold((base * MIN_GAIN, 0), |best, next| if next.0 > best.0 * (1.0 + 1e-9) { next } else { best });
+            let of_found = choices(&survival, 16)
+                .iter()
+                .filter(|drafts| steps_of(drafts) <= found)
+                .map(|drafts| speed(drafts, found))
+                .fold(if found == 0 { base * MIN_GAIN } else { 0.0 }, f64::max);
+            prop_assert!(of_found >= best.0 * (1.0 - 1e-6), "{found} steps: {of_found}, {best:?}");
+        }
+    }
+
+    #[test]
+    fn a_draft_model_pays_where_it_is_fast_and_right() {
+        let seconds = |rows: usize| Some(1.0 + 0.02 * rows as f64);
+        let survival = [vec![0.8, 0.64, 0.51, 0.41]];
+        assert_eq!(draft_steps(&survival, &[true], 8, seconds, 0.01), 4);
+        assert_eq!(draft_steps(&survival, &[true], 8, seconds, 0.9), 0);
+        assert_eq!(draft_steps(&survival, &[false], 8, seconds, 0.0), 0, "it has drafts");
+        assert_eq!(draft_steps(&[vec![0.001; 4]], &[true], 8, seconds, 0.01), 0);
     }
 
     #[test]

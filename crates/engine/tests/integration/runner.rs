@@ -10,10 +10,10 @@ use std::{
 
 use crate::common::{Fixture, generate, limits, load, load_alone};
 use engine::{
-    Engine, Event, EventStream, FinishReason, GpuBackend, Options, Request, RequestError, Sampling,
+    Engine, Event, EventStream, FinishReason, GpuBackend, Options, Request, RequestError, Runners, Sampling,
 };
 use gpu::Fault;
-use model::{Limits, Model, Runner};
+use model::{DraftModel, Limits, Model, Runner};
 
 /// Step times on this driver vary with the load of the machine. A budget of zero makes chunks as short as
 /// possible, whatever they take.
@@ -128,6 +128,29 @@ fn predictions_change_no_token() {
             check_all(&engine, &requests, &expected);
             engine.stop();
         }
+    }
+}
+
+/// As above. A model drafts for itself, and for another one with other weights.
+#[test]
+fn a_draft_model_changes_no_token() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let fixture = Fixture::open(NAME);
+    let model = Arc::new(load_alone(&device, &fixture.path).with_row_invariant(true));
+    let requests = requests(&fixture.ids);
+    // Enough pages for some of them at a time.
+    let limits = Limits { max_pages: Some(20), ..limits(5, 64, 16) };
+    let expected = requests.each_ref().map(|request| alone(&model, limits, request));
+    for (name, draft_context) in [(NAME, 64), ("gguf_q4_0", 64), (NAME, 30)] {
+        let draft_limits = Limits { context_length: draft_context, max_pages: None, ..limits };
+        let draft = load(&device, &Fixture::open(name).path);
+        let draft = DraftModel::new(Runner::new(draft, draft_limits).unwrap());
+        let target = Runner::new(model.clone(), limits).unwrap();
+        let runners = Runners { target, draft: Some(draft) };
+        let backend = GpuBackend::with_runners(runners, || Err(model::Error::Cancelled));
+        let engine = Engine::start(backend, OPTIONS).unwrap();
+        check_all(&engine, &requests, &expected);
+        engine.stop();
     }
 }
 

@@ -3,6 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod damaged;
+mod draft;
 mod embeddings;
 mod gemma3_270m;
 mod images;

@@ -182,6 +182,7 @@ impl Offer {
                 kv: settings.kv,
                 reproducible: settings.reproducible,
                 speculate: settings.speculate,
+                draft: settings.draft.clone().filter(|_| is_main),
                 no_images: !settings.images,
                 image_tokens: settings.image_tokens.filter(|_| is_main).map(|tokens| tokens.get()),
                 device: settings.device.clone(),

@@ -185,6 +185,7 @@ settings! {
         kv: Kv, "kv", "INDRIK_KV", "f16", "KV cache data type: f16, f32 or int8";
         prefill_chunk: NonZeroU32, "prefill-chunk" was "chunk", "INDRIK_PREFILL_CHUNK", "depends on the device", "Maximum prefill tokens per step";
         image_tokens: NonZeroU32, "image-tokens", "INDRIK_IMAGE_TOKENS", "the model's, 280", "Maximum tokens per image (Gemma 4; trained with 70, 140, 280, 560 and 1120): more for small print, fewer for speed";
+        draft: String, "draft", "INDRIK_DRAFT", "none", "Draft model for speculative decoding, a smaller one with the same vocabulary: file, folder or name in the local store";
         memory_budget: Size, "memory-budget", "INDRIK_MEMORY_BUDGET", "the memory of the device", "Memory for all loaded models together, with their KV caches";
         unload_after: Time, "unload-after", "INDRIK_UNLOAD_AFTER", "never", "Time after its last request when a model is unloaded; otherwise only if another one needs its memory";
         api_key_file: String, "api-key-file", "INDRIK_API_KEY_FILE", "none", "File of accepted API keys, one per line; # starts a comment";

@@ -10,7 +10,7 @@ use super::{Harness, VOCAB, collect_all, image};
 use crate::{
     BackendError, Capacity, DraftCounts, DraftStats, Event, EventStream, Request, RequestError, Sampling,
     TokenConstraint, Usage,
-    testing::{EveryNth, MockOptions},
+    testing::{EveryNth, MockDraftModel, MockOptions},
 };
 
 const MAX_CLIENTS: u32 = 12;
@@ -55,6 +55,15 @@ fn predicts() -> impl Strategy<Value = Predicts> {
         2 => vec(prop::bool::weighted(0.8), 1..40).prop_map(Predicts::Sometimes),
         2 => (1..6_usize).prop_map(|right| Predicts::Adversarial { right }),
     ]
+}
+
+/// Draft models that are always, sometimes and never right, some of them slow to read a text.
+fn draft_model() -> impl Strategy<Value = MockDraftModel> {
+    (0..=4_u32, 1..40_usize, 0..2_u64).prop_map(|(right, read_tokens, milliseconds)| MockDraftModel {
+        right,
+        read_tokens,
+        step_time: Duration::from_millis(milliseconds),
+    })
 }
 
 /// Step times by rows: drafts cost nothing, or any time.
@@ -153,10 +162,10 @@ fn scenario(max_errors: usize) -> impl Strategy<Value = Scenario> {
     let steps = (1..10_usize, 1..6_usize, 1..6_usize, 1..6_usize, 1..5_u32);
     let cache = (0.0..2.0_f64, 1..40_u32, prop::bool::weighted(0.8));
     let encoder = (1..4_u32, 1..4_u32, 1..10_usize);
-    let verify = (1..12_u32, step_times());
+    let verify = (1..12_u32, step_times(), option::weighted(0.4, draft_model()));
     (sequences, steps, cache, encoder, verify).prop_flat_map(
         move |(sequences, steps, cache, encoder, verify)| {
-            let (max_verify_rows, step_times) = verify;
+            let (max_verify_rows, step_times, draft_model) = verify;
             let (extra_pages, window, prefix_cache) = cache;
             let (max_images_per_step, encode_calls, prefill_budget) = encoder;
             let (max_sequences, context_length, page_size) = sequences;
@@ -170,6 +179,7 @@ fn scenario(max_errors: usize) -> impl Strategy<Value = Scenario> {
                 pages: min_pages + (f64::from(min_pages) * extra_pages) as u32,
                 max_chunks_per_step,
                 max_verify_rows,
+                has_draft_model: false,
                 max_images_per_step,
                 prefix_cache,
             };
@@ -201,6 +211,7 @@ fn scenario(max_errors: usize) -> impl Strategy<Value = Scenario> {
                         max_sequences_per_step,
                         errors,
                         step_times: step_times.clone(),
+                        draft_model,
                         ..MockOptions::default()
                     };
                     for (client, predicts) in clients.iter_mut().zip(&predicts) {

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::{Harness, VOCAB, collect, request};
 use crate::{
-    BackendError, Capacity, DraftCounts, Event, Options, Request, Sampling, TokenConstraint,
-    testing::{EveryNth, MockOptions},
+    BackendError, Capacity, DraftCounts, DraftStats, Event, Options, Request, Sampling, TokenConstraint,
+    testing::{EveryNth, MockDraftModel, MockOptions},
 };
 
 const MILLISECOND: Duration = Duration::from_millis(1);
@@ -191,4 +191,96 @@ fn drafts_yield_to_other_requests_that_need_their_pages() {
     harness.check_tokens(&requests, &mut streams);
     assert_eq!(harness.scheduler.status.failed, 0);
     assert_eq!(harness.inspector.free_pages(), 8);
+}
+
+/// A vocabulary so large that no text repeats itself.
+fn drafting(options: MockOptions, draft_model: Option<MockDraftModel>) -> MockOptions {
+    let capacity = Capacity { vocab_size: 1 << 20, ..options.capacity };
+    MockOptions { capacity, draft_model, ..options }
+}
+
+/// A draft model that is right this often of four times.
+fn draft_model(right: u32) -> Option<MockDraftModel> {
+    Some(MockDraftModel { right, read_tokens: 1000, step_time: MILLISECOND / 100 })
+}
+
+#[test]
+fn a_draft_model_that_is_right_gives_eight_tokens_per_step() {
+    let options = drafting(free_rows(), draft_model(4));
+    let (harness, drafts) = run(options, &request(1, 5, 201));
+    let status = &harness.scheduler.status;
+    assert_eq!(status.drafts.model, drafts);
+    // A prefill step, and eight tokens per step.
+    assert_eq!((status.steps, status.verify_steps, drafts.rejected()), (26, 25, 0));
+}
+
+#[test]
+fn a_draft_model_that_is_never_right_is_soon_left_alone() {
+    let options = drafting(costly_rows(), draft_model(0));
+    let (harness, drafts) = run(options, &request(1, 5, 200));
+    assert!(harness.scheduler.status.verify_steps < 12, "{drafts:?}");
+    assert_eq!(drafts.accepted, 0);
+}
+
+#[test]
+fn a_slow_draft_model_is_not_used() {
+    let slow = MockDraftModel { right: 4, read_tokens: 1000, step_time: 20 * MILLISECOND };
+    let options = drafting(free_rows(), Some(slow));
+    let (harness, _) = run(options, &request(1, 5, 200));
+    // A trial every 64 steps, whatever comes of it.
+    assert!(harness.scheduler.status.verify_steps <= 4, "{}", harness.scheduler.status.verify_steps);
+}
+
+#[test]
+fn text_that_a_draft_model_has_not_read_is_decoded_meanwhile() {
+    let late = MockDraftModel { right: 4, read_tokens: 8, step_time: MILLISECOND / 100 };
+    let options = drafting(free_rows(), Some(late));
+    let (harness, drafts) = run(options, &request(1, 100, 60));
+    let status = &harness.scheduler.status;
+    assert_eq!(drafts.rejected(), 0);
+    // It reads eight tokens a step, of which one is new.
+    assert!(status.verify_steps > 0 && status.steps < 40, "{} of {}", status.verify_steps, status.steps);
+}
+
+#[test]
+fn an_error_of_a_draft_model_is_not_one_of_the_request() {
+    for error in [BackendError::OutOfMemory("full".into()), BackendError::Other("a bug".into())] {
+        // The third call: after the start and the prefill step.
+        let errors = [(2, error)].into();
+        let options = MockOptions { errors, ..drafting(free_rows(), draft_model(4)) };
+        let (harness, drafts) = run(options, &request(1, 5, 200));
+        assert!(drafts.accepted > 0 && harness.scheduler.status.preemptions == 0);
+    }
+    let errors = [(2, BackendError::DeviceLost("lost".into()))].into();
+    let options = MockOptions { errors, ..drafting(free_rows(), draft_model(4)) };
+    let (harness, drafts) = run(options, &request(1, 5, 200));
+    assert_eq!(harness.scheduler.status.devices_lost, 1);
+    assert!(drafts.accepted > 0);
+}
+
+#[test]
+fn a_grammar_and_penalties_apply_to_a_draft_model_too() {
+    let options = MockOptions { draft_model: draft_model(4), ..free_rows() };
+    let grammar: Option<Box<dyn TokenConstraint>> = Some(Box::new(EveryNth::new(2)));
+    // Its drafts are right without the grammar, so they end where it does not allow them.
+    run(options.clone(), &Request { grammar, ..request(6, 5, 100) });
+    let sampling = Sampling { repetition: 1.2, ..Sampling::default() };
+    let (_, drafts) = run(options, &Request { sampling, ..request(6, 5, 100) });
+    assert_eq!(drafts, DraftCounts::default());
+}
+
+#[test]
+fn the_better_of_a_draft_model_and_repeated_text_is_used() {
+    // Where the model is never right, it is a prediction that is followed, and the other way round.
+    for (right, predicted) in [(0, true), (4, false)] {
+        let options = drafting(free_rows(), draft_model(right));
+        let mut request = predicting(&options, 1, 200);
+        if !predicted {
+            request.prediction.iter_mut().for_each(|token| *token += 1);
+        }
+        let (harness, _) = run(options, &request);
+        let DraftStats { prediction, model, .. } = harness.scheduler.status.drafts;
+        let (good, bad) = if predicted { (prediction, model) } else { (model, prediction) };
+        assert!(good.accepted > 150 && bad.drafted < 40, "{prediction:?} {model:?}");
+    }
 }
