@@ -40,7 +40,8 @@ pub struct LoadArguments {
     /// Speculative decoding: verify several drafted tokens at a time where it is expected to be faster
     #[arg(long, value_name = "WHEN", default_value_t)]
     pub speculate: Speculate,
-    /// Draft model for speculative decoding: a smaller one with the same vocabulary, by path or name in the store
+    /// Draft model for speculative decoding: a smaller one with the same vocabulary; file, folder or name in the local
+    /// store
     #[arg(long, value_name = "MODEL")]
     pub draft: Option<String>,
     /// Leave out the image encoder, if the model has one: saves its memory

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use model::{DecodeRow, DraftRow, Image, MixedOutput, PrefillChunk, Sampled, VerifyRows};
+use model::{DecodeRow, DraftInput, Image, MixedOutput, PrefillChunk, Sampled, VerifyRows};
 
 /// Fixed limits of a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +64,7 @@ pub trait Backend: Send + 'static {
     /// leaves them to the prefix cache.
     type Sequence: Send;
 
-    /// What the draft model has seen of a request's text. Dropping it frees its memory.
+    /// A request's sequence in the draft model's KV cache. Dropping it frees its pages.
     type DraftSequence: Default + Send;
 
     /// Fixed limits; they never change.
@@ -145,12 +145,16 @@ pub trait Backend: Send + 'static {
         batch: &mut [VerifyRows<'_, Self::Sequence>],
     ) -> Result<Vec<Vec<Sampled>>, BackendError>;
 
-    /// Drafts of the next tokens of these texts by the draft model, which has the target model's vocabulary: a list for
-    /// each, which may be shorter than asked for, or empty where the draft model has not read all of a text yet.
+    /// Drafts of the next tokens by the draft model, one list per input, of at most `max_drafts`. Empty while its prompt is
+    /// still being prefilled, and without a draft model.
     fn draft(
         &mut self,
-        batch: &mut [DraftRow<'_, Self::DraftSequence>],
+        batch: &mut [DraftInput<'_, Self::DraftSequence>],
     ) -> Result<Vec<Vec<u32>>, BackendError>;
+
+    /// Time that the draft model is expected to take before it can draft for a request with this many tokens; zero if it lacks
+    /// only a few of them.
+    fn draft_prefill_time(&self, sequence: &Self::DraftSequence, tokens: usize) -> Duration;
 
     /// Time of a step of the draft model with this many sequences, which yields a draft for each; `None` if it was not
     /// measured.

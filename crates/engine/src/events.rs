@@ -91,7 +91,7 @@ impl Event {
 
 /// An event was not sent: the stream was dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the stream was dropped")]
+#[error("the request's event stream was dropped")]
 pub struct StreamDropped;
 
 /// Sends the events of one request, each with the time at which it was sent.

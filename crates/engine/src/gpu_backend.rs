@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use model::{
-    DecodeRow, DraftModel, DraftRow, DraftSequence, Error, Image, ImageEncoder, MixedOutput, PrefillChunk,
+    DecodeRow, DraftInput, DraftRunner, DraftSequence, Error, Image, ImageEncoder, MixedOutput, PrefillChunk,
     Runner, Sampled, Sequence, VerifyRows,
 };
 
@@ -14,10 +14,17 @@ type Reload = Box<dyn FnMut() -> model::Result<Runners> + Send>;
 
 /// The runners of a backend, on one device.
 pub struct Runners {
-    /// Of the model that is served.
+    /// Runner of the target model.
     pub target: Runner,
     /// The draft model, for speculative decoding.
-    pub draft: Option<DraftModel>,
+    pub draft: Option<DraftRunner>,
+}
+
+impl Runners {
+    /// The target model's runner, then the draft model's.
+    pub fn all_mut(&mut self) -> impl Iterator<Item = &mut Runner> {
+        [&mut self.target].into_iter().chain(self.draft.as_mut().map(DraftRunner::runner_mut))
+    }
 }
 
 /// A [`Runner`] as a [`Backend`], with a way to create another when its device is lost.
@@ -39,7 +46,7 @@ impl GpuBackend {
         Self::with_runners(runners(runner), move || reload().map(runners))
     }
 
-    /// The same with several runners.
+    /// Like [`GpuBackend::new`], with an optional draft model.
     pub fn with_runners(
         runners: Runners,
         reload: impl FnMut() -> model::Result<Runners> + Send + 'static,
@@ -229,15 +236,22 @@ impl Backend for GpuBackend {
         Ok(outputs?)
     }
 
-    fn draft(&mut self, batch: &mut [DraftRow<'_>]) -> Result<Vec<Vec<u32>>, BackendError> {
+    fn draft(&mut self, batch: &mut [DraftInput<'_>]) -> Result<Vec<Vec<u32>>, BackendError> {
         let Some(draft) = &mut self.runners()?.draft else { return Ok(vec![vec![]; batch.len()]) };
         let drafts = draft.draft(batch);
         self.trim_after_recording();
         Ok(drafts?)
     }
 
+    fn draft_prefill_time(&self, sequence: &DraftSequence, tokens: usize) -> Duration {
+        let draft = self.runners.as_ref().and_then(|runners| runners.draft.as_ref());
+        draft.map_or(Duration::ZERO, |draft| draft.prefill_time(sequence, tokens))
+    }
+
     fn draft_step_time(&self, sequences: usize) -> Option<Duration> {
-        self.runners.as_ref()?.draft.as_ref()?.step_time(sequences)
+        let draft = self.runners.as_ref()?.draft.as_ref()?;
+        // A batch that was not measured takes hardly less than a smaller one.
+        (1..=sequences).rev().find_map(|sequences| draft.step_time(sequences))
     }
 
     fn step_time(&self, rows: usize) -> Option<Duration> {

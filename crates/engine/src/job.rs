@@ -16,7 +16,7 @@ use crate::{
     Backend, DecodeRow, Event, EventSender, FinishReason, Request, RequestError, RequestState, RequestStatus,
     Token, Usage,
     energy::Joules,
-    speculate::{Draft, Drafter, GuidedDraft, Source, guide},
+    speculate::{Draft, Drafter, GuidedDrafts, Source, guide},
 };
 
 /// A submitted request: waiting, prefilling or decoding. It keeps its generated tokens when it is preempted.
@@ -179,24 +179,27 @@ impl Job {
         Ok(())
     }
 
-    /// Drafts of the next tokens from its own text, at most `max`, with their masks. Call [`Job::update_mask`] before.
-    pub fn draft(&mut self, max: usize) -> GuidedDraft {
+    /// Drafts from its prompt, completion, prediction and grammar, at most `max`, with their masks. Call
+    /// [`Job::update_mask`] before.
+    pub fn lookup_drafts(&mut self, max: usize) -> GuidedDrafts {
         let Request { prompt, prediction, .. } = &self.request;
         if max == 0 || !self.may_speculate {
-            return GuidedDraft::default();
+            return GuidedDrafts::default();
         }
         let proposed = self.drafter.draft(prompt, &self.generated, prediction);
         self.guide(proposed, max)
     }
 
-    /// The same with the tokens that a draft model proposes.
-    pub fn model_drafts(&self, tokens: &[u32]) -> GuidedDraft {
-        let draft = |token: &u32| Draft { token: *token, source: Source::Model };
-        self.guide(tokens.iter().map(draft).collect(), tokens.len())
+    /// Drafts of a draft model that stop tokens and the grammar allow, with their masks.
+    pub fn model_drafts(&self, tokens: &[u32], vocab_size: u32) -> GuidedDrafts {
+        // A draft model may have more entries at the end of its vocabulary.
+        let known = tokens.iter().take_while(|token| **token < vocab_size);
+        let drafts = known.map(|token| Draft { token: *token, source: Source::Model });
+        self.guide(drafts.collect(), tokens.len())
     }
 
     /// Those of the proposed drafts that may follow, at most `max`, with their masks.
-    fn guide(&self, mut proposed: Vec<Draft>, max: usize) -> GuidedDraft {
+    fn guide(&self, mut proposed: Vec<Draft>, max: usize) -> GuidedDrafts {
         let Request { sampling, stop_token_ids, grammar, .. } = &self.request;
         let mut guided = match grammar {
             Some(grammar) => {
@@ -210,7 +213,7 @@ impl Job {
                 // Nothing is sampled after a stop token.
                 let stop = proposed.iter().position(|draft| stop_token_ids.contains(&draft.token));
                 proposed.truncate(stop.unwrap_or(proposed.len()));
-                GuidedDraft { drafts: proposed, masks: vec![] }
+                GuidedDrafts { drafts: proposed, masks: vec![] }
             }
         };
         guided.truncate(max);
@@ -222,8 +225,13 @@ impl Job {
         self.may_speculate
     }
 
+    /// Number of tokens of the prompt and the completion so far.
+    pub fn tokens_len(&self) -> usize {
+        self.request.prompt.len() + self.generated.len()
+    }
+
     /// The prompt and the completion so far.
-    pub fn text(&self) -> Vec<u32> {
+    pub fn tokens(&self) -> Vec<u32> {
         [&self.request.prompt[..], &self.generated].concat()
     }
 
@@ -331,7 +339,7 @@ impl<S> Prefilling<S> {
 pub(crate) struct Decoding<B: Backend> {
     pub job: Job,
     pub sequence: B::Sequence,
-    /// What the draft model has seen of its text.
+    /// Its sequence in the draft model.
     pub draft_sequence: B::DraftSequence,
 }
 

@@ -13,7 +13,7 @@
 //! | `inbox` | state shared by the handles and the engine thread |
 //! | `schedule` | the engine thread: admission, steps, preemption, recovery of a lost device |
 //! | `speculate` | speculative decoding: drafts of the next tokens, and how many of them pay |
-//! | `backend`, `gpu_backend` | [`Backend`]: the interface to a model; [`GpuBackend`] runs a `model::Runner` |
+//! | `backend`, `gpu_backend` | [`Backend`]: the interface to a model; [`GpuBackend`] runs a `model::Runner`, and a draft model's if there is one |
 //! | `status` | [`Status`]: counters and latencies for metrics, and the running requests |
 //! | `recent` | [`RecentStats`]: token rates and percentiles of latencies, for monitors |
 //! | `energy` | energy of steps, by the power that a [`PowerMeter`] reads |
@@ -74,7 +74,7 @@ pub use error::{RequestError, SubmitError};
 pub use events::{Event, EventSender, EventStream, FinishReason, StreamDropped, Token, Usage};
 pub use gpu_backend::{GpuBackend, Runners};
 pub use handle::Engine;
-pub use model::{DecodeRow, DraftRow, MixedOutput, PrefillChunk, Sampled, Sampling, VerifyRows};
+pub use model::{DecodeRow, DraftInput, MixedOutput, PrefillChunk, Sampled, Sampling, VerifyRows};
 pub use model::{Image, ImageProcessor, join_images};
 pub use options::Options;
 pub use recent::{Percentiles, RecentStats};

@@ -1,10 +1,11 @@
 //! The scheduler: the loop of the engine thread.
 //!
 //! Each round receives new requests, removes cancelled and expired ones, admits from the queue, and runs one
-//! step. [`steps`] assembles and runs the batch, [`verify`] runs steps that verify drafts, [`score`] reports log probabilities of prompts,
-//! [`preemption`] frees pages by recomputation, and [`recovery`] handles errors of the backend, a lost device
+//! step. [`steps`] assembles and runs the batch, [`draft`] looks for drafts and [`verify`] runs steps that verify them,
+//! [`score`] reports log probabilities of prompts, [`preemption`] frees pages by recomputation, and [`recovery`] handles errors of the backend, a lost device
 //! among them.
 
+mod draft;
 mod preemption;
 mod recovery;
 mod score;
@@ -68,6 +69,8 @@ pub(crate) struct Scheduler<B: Backend> {
     /// Acceptance rates of the drafts of all requests.
     acceptance: Acceptance,
     trials: Trials,
+    /// The same for the draft model.
+    model_trials: Trials,
     /// The device is lost and not recovered yet.
     device_lost: bool,
     /// Device losses and failed recoveries since the last generated token.
@@ -94,6 +97,7 @@ impl<B: Backend> Scheduler<B> {
             next_to_skip: 0,
             acceptance: Acceptance::default(),
             trials: Trials::default(),
+            model_trials: Trials::default(),
             device_lost: false,
             losses: 0,
         };

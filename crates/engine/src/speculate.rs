@@ -25,7 +25,7 @@ use lookup::Lookup;
 
 pub(crate) use acceptance::Acceptance;
 pub(crate) use budget::{Trials, allocate, draft_steps};
-pub(crate) use guided::{GuidedDraft, guide};
+pub(crate) use guided::{GuidedDrafts, guide};
 pub use replay::{Replay, replay};
 
 /// Maximum drafts of a sequence in a step. Eight rows are as many as the products of few rows have columns.
@@ -107,9 +107,14 @@ impl Drafter {
         self.acceptance.survival(all, drafts)
     }
 
-    /// The same of drafts that a draft model has not made yet.
+    /// The same for drafts that a draft model would make.
     pub fn model_survival(&self, all: &Acceptance, drafts: usize) -> Vec<f64> {
         self.survival(all, &vec![Draft { token: 0, source: Source::Model }; drafts])
+    }
+
+    /// Records that the first draft of a draft model could not be verified, since a grammar does not allow it.
+    pub fn record_unusable(&mut self) {
+        self.acceptance.record_unusable();
     }
 
     /// Records the drafts of a verify step, the first `accepted` of which were accepted.

@@ -21,7 +21,7 @@ use std::{
 use model::{Image, image_blocks, is_image_token, pages::PageKind};
 
 use crate::{
-    Backend, BackendError, Capacity, DecodeRow, DraftRow, EventSender, EventStream, FinishReason,
+    Backend, BackendError, Capacity, DecodeRow, DraftInput, EventSender, EventStream, FinishReason,
     MixedOutput, PrefillChunk, Request, Sampled, Sampling, VerifyRows,
 };
 
@@ -104,17 +104,19 @@ impl Default for MockOptions {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MockDraftModel {
     /// Of four drafts, how many are right.
-    pub right: u32,
-    /// Tokens that it reads per call, before it drafts.
-    pub read_tokens: usize,
+    pub right_of_four: u32,
+    /// Tokens prefilled per call; it drafts where none are left.
+    pub prefill_tokens: usize,
     /// What [`Backend::draft_step_time`] reports.
     pub step_time: Duration,
+    /// Whether the device is lost whenever it runs.
+    pub loses_device: bool,
 }
 
-/// What the draft model of a [`MockBackend`] has seen of a text.
+/// A request's sequence in the draft model of a [`MockBackend`].
 #[derive(Debug, Default)]
 pub struct MockDraftSequence {
-    read: usize,
+    prefilled: usize,
     /// Recoveries of the device before its first use.
     generation: Option<u64>,
 }
@@ -160,6 +162,11 @@ impl Inspector {
     /// Number of calls of [`Backend::reset_token_counts`].
     pub fn count_resets(&self) -> u64 {
         locked(&self.0).count_resets
+    }
+
+    /// Number of calls of [`Backend::draft`].
+    pub fn draft_calls(&self) -> u64 {
+        locked(&self.0).draft_calls
     }
 
     /// All successful steps so far. A decode run is one entry.
@@ -371,30 +378,41 @@ impl Backend for MockBackend {
 
     fn draft(
         &mut self,
-        batch: &mut [DraftRow<'_, MockDraftSequence>],
+        batch: &mut [DraftInput<'_, MockDraftSequence>],
     ) -> Result<Vec<Vec<u32>>, BackendError> {
+        locked(&self.device).draft_calls += 1;
         self.step(batch.len())?;
         let model = self.options.draft_model.expect("drafts only with a draft model");
+        if model.loses_device {
+            locked(&self.device).lost = true;
+            return Err(BackendError::DeviceLost("lost by the draft model".to_owned()));
+        }
         let generation = locked(&self.device).generation;
-        let draft =
-            |DraftRow { sequence, text, sampling, max_drafts }: &mut DraftRow<'_, MockDraftSequence>| {
-                let known = *sequence.generation.get_or_insert(generation);
-                assert_eq!(known, generation, "draft sequence from before the device was recovered");
-                assert!(*max_drafts > 0 && !sampling.has_penalties());
-                sequence.read = text.len().min(sequence.read + model.read_tokens);
-                let mut text = text.to_vec();
-                let mut drafts = vec![];
-                while drafts.len() < *max_drafts && sequence.read >= text.len() - drafts.len() {
-                    let hash = text.iter().fold(FNV_OFFSET, |hash, token| fnv(hash, u64::from(*token)));
-                    let token = self.options.next_token(&text, sampling.seed);
-                    let is_right = (hash >> 30) % 4 < u64::from(model.right);
-                    let vocab_size = self.options.capacity.vocab_size;
-                    drafts.push(if is_right { token } else { (token + 1) % vocab_size });
-                    text.extend(drafts.last());
-                }
-                drafts
-            };
+        let draft = |DraftInput { sequence, tokens, sampling, max_drafts }: &mut DraftInput<
+            '_,
+            MockDraftSequence,
+        >| {
+            let known = *sequence.generation.get_or_insert(generation);
+            assert_eq!(known, generation, "draft sequence from before the device was recovered");
+            assert!(*max_drafts > 0 && !sampling.has_penalties());
+            sequence.prefilled = tokens.len().min(sequence.prefilled + model.prefill_tokens);
+            let mut text = tokens.to_vec();
+            let mut drafts = vec![];
+            while drafts.len() < *max_drafts && sequence.prefilled >= text.len() - drafts.len() {
+                let hash = text.iter().fold(FNV_OFFSET, |hash, token| fnv(hash, u64::from(*token)));
+                let token = self.options.next_token(&text, sampling.seed);
+                let is_right = (hash >> 30) % 4 < u64::from(model.right_of_four);
+                let vocab_size = self.options.capacity.vocab_size;
+                drafts.push(if is_right { token } else { (token + 1) % vocab_size });
+                text.extend(drafts.last());
+            }
+            drafts
+        };
         Ok(batch.iter_mut().map(draft).collect())
+    }
+
+    fn draft_prefill_time(&self, _sequence: &MockDraftSequence, _tokens: usize) -> Duration {
+        Duration::ZERO
     }
 
     fn draft_step_time(&self, _sequences: usize) -> Option<Duration> {

@@ -10,7 +10,7 @@ use std::{
 };
 
 use engine::{
-    Backend, BackendError, Capacity, DecodeRow, DraftRow, GpuBackend, MixedOutput, PrefillChunk, Sampled,
+    Backend, BackendError, Capacity, DecodeRow, DraftInput, GpuBackend, MixedOutput, PrefillChunk, Sampled,
     VerifyRows,
 };
 use model::{DraftSequence, Image, Sequence};
@@ -186,8 +186,12 @@ impl Backend for SharedBackend {
         self.for_step().verify(batch)
     }
 
-    fn draft(&mut self, batch: &mut [DraftRow<'_, DraftSequence>]) -> Result<Vec<Vec<u32>>, BackendError> {
+    fn draft(&mut self, batch: &mut [DraftInput<'_, DraftSequence>]) -> Result<Vec<Vec<u32>>, BackendError> {
         self.for_step().draft(batch)
+    }
+
+    fn draft_prefill_time(&self, sequence: &DraftSequence, tokens: usize) -> Duration {
+        self.for_step().draft_prefill_time(sequence, tokens)
     }
 
     fn draft_step_time(&self, sequences: usize) -> Option<Duration> {

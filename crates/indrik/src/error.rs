@@ -57,7 +57,7 @@ pub enum Error {
     },
     /// A draft model cannot be used.
     #[error("the draft model {} cannot be used: {reason}", path.display())]
-    Draft {
+    DraftModelUnusable {
         /// The draft model.
         path: PathBuf,
         /// Why, as a clause.

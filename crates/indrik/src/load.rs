@@ -15,13 +15,15 @@ use kernels::matmul::tuning::{BUDGET, Turn};
 use model::{
     EncoderLimits, EncoderLoadOptions, KvScheme, Limits, LoadOptions, Runner, TuneMode, TuningReport,
 };
-use weights::{blueprint::Blueprint, plan, stream, stream::Control, vision::VisionBlueprint};
-
-use crate::{
-    DeviceSelector, Error, Model, ModelFiles, Result,
-    draft::{self, DraftPlan},
-    memory::device_memory,
+use weights::{
+    blueprint::Blueprint,
+    plan::{self, Memory},
+    stream,
+    stream::Control,
+    vision::VisionBlueprint,
 };
+
+use crate::{DeviceSelector, Error, Model, ModelFiles, Result, draft::DraftDemand, memory::device_memory};
 
 /// Interval of reports while weights are read and while pipelines are compiled.
 pub(crate) const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
@@ -55,7 +57,7 @@ pub struct Options {
     pub reproducible: bool,
     /// Speculative decoding.
     pub speculate: Speculate,
-    /// A draft model for it, by path or by its name in the local store. It must have the vocabulary of the model.
+    /// Draft model for speculative decoding, by path or by its name in the local store, with the vocabulary of this model.
     pub draft: Option<String>,
     /// Load the image encoder, if the model has one.
     pub images: bool,
@@ -96,8 +98,8 @@ impl Default for Options {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Speculate {
     /// Where it is expected to be faster and the tokens are bit for bit those without drafts. That is the case with
-    /// [`Options::reproducible`], and on devices where such logits cost nothing: CPU drivers. With a draft model, as
-    /// [`Speculate::Fastest`] on other devices: who gives one wants drafts.
+    /// [`Options::reproducible`], and on devices where such logits cost nothing: CPU drivers. With a draft model, like
+    /// [`Speculate::Fastest`] on other devices: loading one only pays if it drafts.
     #[default]
     Auto,
     /// Never.
@@ -196,7 +198,10 @@ pub(crate) fn load_model(files: ModelFiles, options: Options, hooks: LoadHooks<'
 /// The draft model, if there is one to load.
 fn open_draft(files: &ModelFiles, options: &Options) -> Result<Option<ModelFiles>> {
     let draft = options.draft.as_deref().filter(|_| options.speculate != Speculate::Off);
-    draft.map(|draft| draft::open(files, draft)).transpose()
+    if options.draft.is_some() && draft.is_none() {
+        tracing::warn!("the draft model is not loaded, since speculative decoding is off");
+    }
+    draft.map(|draft| files.open_draft(draft)).transpose()
 }
 
 /// Opens the device, plans its memory, reads the weights, tunes, and makes runners.
@@ -213,11 +218,20 @@ fn load(
     let (_instance, device) = selector.open()?;
     let limits = limits(files, options, device.info())?;
     let vision = if options.images { files.vision() } else { None };
-    let draft = draft.map(|draft| DraftPlan::new(draft, options, &limits, device.info())).transpose()?;
-    let draft_bytes = draft.as_ref().map_or(0, DraftPlan::bytes);
+    let draft = draft.map(|draft| DraftDemand::new(draft, options, &limits, device.info())).transpose()?;
+    // Before anything is loaded: what is available shrinks meanwhile.
+    let memory = device_memory(device.info());
+    let draft_bytes = draft.as_ref().map_or(0, |draft| draft.reserved_bytes(&memory));
+    if let Some(draft) = &draft {
+        let demand = |draft_bytes| {
+            let source = LoadSource { files, vision: vision.as_ref(), draft_bytes };
+            Ok::<_, Error>(LoadDemand::new(source, options, limits, device.info())?.demand)
+        };
+        draft.check_fits(&memory, &demand(0)?, &demand(draft_bytes)?)?;
+    }
     let load = |vision| {
         let source = LoadSource { files, vision, draft_bytes };
-        load_runner(&device, source, options, limits, control, progress)
+        load_runner(&device, &memory, source, options, limits, control, progress)
     };
     let (runner, heaps) = match load(vision.as_ref()) {
         // A language model is worth more than none. Errors of its own occur again.
@@ -231,14 +245,9 @@ fn load(
             }
             loaded
         }
-        Err(Error::Memory(error)) => {
-            return Err(draft
-                .as_ref()
-                .map_or(Error::Memory(error.clone()), |draft| draft.does_not_fit(&error)));
-        }
         loaded => loaded?,
     };
-    let draft = draft.map(|draft| draft.load(&device, &heaps, options, control)).transpose()?;
+    let draft = draft.map(|draft| draft.load(&device, &memory, &heaps, options, control)).transpose()?;
     let seconds = start.elapsed().as_secs_f64();
     let tuned = match options.serving {
         true => TuningReport::default(),
@@ -289,7 +298,7 @@ pub(crate) fn memory_bytes(files: &ModelFiles, options: &Options, device: &Adapt
     let vision = if options.images { files.vision() } else { None };
     let limits = limits(files, options, device)?;
     let draft = open_draft(files, options)?;
-    let draft = draft.as_ref().map(|draft| DraftPlan::new(draft, options, &limits, device)).transpose()?;
+    let draft = draft.as_ref().map(|draft| DraftDemand::new(draft, options, &limits, device)).transpose()?;
     let draft_bytes = draft.map_or(0, |draft| draft.bytes());
     let source = LoadSource { files, vision: vision.as_ref(), draft_bytes };
     Ok(LoadDemand::new(source, options, limits, device)?.demand.total_bytes())
@@ -322,6 +331,7 @@ impl LoadDemand {
         let blueprint = Blueprint::new(checkpoint)?;
         let mut demand =
             blueprint.demand(&checkpoint.config, &limits.reservation(&checkpoint.config, output_rows));
+        // Reserved in the target's plan, so that its weights leave room.
         demand.scratch_bytes += draft_bytes;
         let mut file_bytes = blueprint.file_bytes();
         let encoder_limits = vision
@@ -339,6 +349,7 @@ impl LoadDemand {
 /// Plans the placement of weights, KV cache and scratch memory, allocates it, and reads the weights.
 fn load_runner(
     device: &Device,
+    memory: &Memory,
     source: LoadSource<'_>,
     options: &Options,
     limits: Limits,
@@ -349,7 +360,7 @@ fn load_runner(
     let checkpoint = files.checkpoint();
     let needed = LoadDemand::new(source, options, limits, device.info())?;
     let LoadDemand { demand, limits, encoder_limits, file_bytes: total_bytes } = needed;
-    let placement = plan::plan(&device_memory(device.info()), &demand)?;
+    let placement = plan::plan(memory, &demand)?;
     let encoder = vision.zip(encoder_limits).map(|(vision, limits)| {
         // It was added last.
         let is_local = weights::load::is_device_local(&placement, demand.weights.len() - 1);

@@ -210,14 +210,16 @@ impl Model {
         let engine = self.engine()?;
         let recorded = self.record_ahead(&engine, cancel);
         // Programs that are still missing are from now on recorded when they are needed.
-        self.with_runner(|runner| {
-            runner.stop_substituting();
+        self.with_runners(|runners| {
+            runners.all_mut().for_each(Runner::stop_substituting);
             Ok(())
         })?;
         recorded?;
         if self.0.options.serving {
-            if let Err(error) = self.tune_ahead(&engine, progress, cancel) {
-                tracing::warn!("matrix products were not tuned: {error}");
+            for index in 0..self.with_runners(|runners| Ok(runners.all_mut().count()))? {
+                if let Err(error) = self.tune_ahead(&engine, index, progress, cancel) {
+                    tracing::warn!("matrix products were not tuned: {error}");
+                }
             }
             // Those that tuning has changed, or all if the device was lost meanwhile.
             self.record_ahead(&engine, cancel)?;
@@ -248,22 +250,27 @@ impl Model {
         self.with_runner(work).map(Some)
     }
 
-    /// Tunes whenever the engine is idle.
+    /// Tunes whenever the engine is idle: the model of one of its runners.
     fn tune_ahead(
         &self,
         engine: &Engine,
+        index: usize,
         progress: &(dyn Fn(LoadProgress<'_>) + Sync),
         cancel: &AtomicBool,
     ) -> Result<TuningReport> {
         // Given up soon after the device is lost: no turn comes, and compiling fails.
-        let model = self.with_runner(|runner| Ok(runner.model().clone()))?;
-        load::tune_in_turns(&model, progress, &mut |work| {
+        let model = |runners: &mut Runners| runners.all_mut().nth(index).map(|runner| runner.model().clone());
+        let Some(tuned) = self.with_runners(|runners| Ok(model(runners)))? else {
+            return Ok(TuningReport::default());
+        };
+        load::tune_in_turns(&tuned, progress, &mut |work| {
             if !wait_until_idle(engine, cancel) {
                 return Ok(false);
             }
             let mut backend = self.0.backend.exclusive();
             // The device may have been reopened, with another model.
-            let is_current = backend.runner().is_ok_and(|runner| Arc::ptr_eq(runner.model(), &model));
+            let current = backend.runners().ok().and_then(model);
+            let is_current = current.is_some_and(|current| Arc::ptr_eq(&current, &tuned));
             if is_current { work().map(|()| true) } else { Ok(false) }
         })
     }
@@ -292,13 +299,17 @@ impl Model {
 
     /// Records one program ahead of its use. Returns whether one was missing.
     fn record_one_ahead(&self, samplings: &[model::Sampling]) -> Result<bool> {
-        let recorded = self.with_runner(|runner| {
-            let pipelines = runner.record_ahead(samplings)?;
-            Ok(pipelines.map(|pipelines| (runner.model().device.clone(), pipelines)))
+        let recorded = self.with_runners(|runners| {
+            for (index, runner) in runners.all_mut().enumerate() {
+                if let Some(pipelines) = runner.record_ahead(samplings)? {
+                    return Ok(Some((index, runner.model().device.clone(), pipelines)));
+                }
+            }
+            Ok(None)
         })?;
-        let Some((device, pipelines)) = recorded else { return Ok(false) };
+        let Some((index, device, pipelines)) = recorded else { return Ok(false) };
         device.compile_in_background(&pipelines).map_err(model::Error::from)?;
-        self.with_runner(Runner::seal_ahead)?;
+        self.with_runners(|runners| runners.all_mut().nth(index).map_or(Ok(()), Runner::seal_ahead))?;
         Ok(true)
     }
 

@@ -5,63 +5,65 @@
 
 use std::{borrow::Cow, time::Duration};
 
-use crate::{DecodeRow, MAX_CHUNKS_PER_STEP, PrefillChunk, Result, Runner, Sampling, pages::Sequence};
+use crate::{
+    DecodeRow, MAX_CHUNKS_PER_STEP, MAX_VERIFY_ROWS, PrefillChunk, Result, Runner, Sampling, pages::Sequence,
+};
 
-/// Time of a step that reads text which the draft model has not seen: of a new request, or decoded without drafts. Other
-/// sequences wait for it.
+/// Time budget of a prefill step of the draft model, for new prompts and for tokens decoded without drafts. Other
+/// requests wait for it, as they do for a prefill step of the target model.
 const CATCH_UP_BUDGET: Duration = Duration::from_millis(50);
 
-/// A model that drafts for another one with the same vocabulary.
-pub struct DraftModel {
+/// Runs a draft model: one that drafts for another with the same vocabulary.
+pub struct DraftRunner {
     runner: Runner,
 }
 
-/// What a draft model has seen of one request's text. Dropping it frees the pages.
+/// A request's sequence in the draft model's KV cache. Dropping it frees its pages.
 #[derive(Default)]
 pub struct DraftSequence {
     sequence: Option<Sequence>,
-    /// The tokens in its KV cache: a prefix of the text, and drafts after it.
-    held: Vec<u32>,
+    /// The tokens in its KV cache: a prefix of the request's, and drafts after it.
+    cached_tokens: Vec<u32>,
 }
 
-/// The text of one request, to be continued.
-pub struct DraftRow<'a, S = DraftSequence> {
-    /// What the draft model has seen of it.
+/// The tokens of one request, to be continued.
+pub struct DraftInput<'a, S = DraftSequence> {
+    /// Its sequence in the draft model.
     pub sequence: &'a mut S,
     /// The prompt and the completion so far.
-    pub text: &'a [u32],
+    pub tokens: &'a [u32],
     /// How the next tokens will be sampled. Without penalties, which would have to count rejected drafts.
     pub sampling: &'a Sampling,
     /// Maximum number of drafts.
     pub max_drafts: usize,
 }
 
-/// A row of one call.
-struct Row<'a> {
+/// An input for which drafts can be made.
+struct ActiveInput<'a> {
     /// Index in the batch.
     index: usize,
     /// Where the sequence returns to.
-    home: &'a mut Option<Sequence>,
+    slot: &'a mut Option<Sequence>,
     sequence: Sequence,
-    held: &'a mut Vec<u32>,
-    text: &'a [u32],
+    cached_tokens: &'a mut Vec<u32>,
+    tokens: &'a [u32],
     sampling: Cow<'a, Sampling>,
     max_drafts: usize,
     drafts: Vec<u32>,
 }
 
-impl Row<'_> {
-    /// Tokens of the text that the KV cache does not hold: at least the last.
+impl ActiveInput<'_> {
+    /// Tokens that the KV cache does not hold: at least the last.
     fn missing(&self) -> usize {
-        self.text.len() - self.held.len()
+        self.tokens.len() - self.cached_tokens.len()
     }
 
-    /// The last token of the text, or of the drafts after it.
+    /// The last token, drafts included.
     fn last(&self) -> u32 {
-        self.drafts.last().or(self.text.last()).copied().unwrap_or_default()
+        self.drafts.last().or(self.tokens.last()).copied().unwrap_or_default()
     }
 
-    /// Whether drafts can follow without reading more of the text.
+    /// Whether drafts can follow without prefilling more.
     fn is_ready(&self) -> bool {
         !self.drafts.is_empty() || self.missing() == 1
     }
@@ -72,7 +74,7 @@ impl Row<'_> {
     }
 }
 
-impl DraftModel {
+impl DraftRunner {
     /// Drafts with this runner's model.
     pub fn new(runner: Runner) -> Self {
         Self { runner }
@@ -93,71 +95,110 @@ impl DraftModel {
         self.runner.step_time(sequences)
     }
 
-    /// Drafts of the next tokens of these texts, a list for each. Takes one step to catch up with texts of which more than
-    /// the last token is new, and one per draft. A text that needs more steps to catch up, that does not fit the context
-    /// of the draft model, or that has tokens outside its vocabulary, has no drafts.
-    pub fn draft(&mut self, batch: &mut [DraftRow<'_>]) -> Result<Vec<Vec<u32>>> {
+    /// Time that prefilling a request with this many tokens is expected to take; zero if few are missing, as after a verify
+    /// step.
+    pub fn prefill_time(&self, sequence: &DraftSequence, tokens: usize) -> Duration {
+        let cached = sequence.cached_tokens.len();
+        let missing = tokens.saturating_sub(cached);
+        if missing <= MAX_VERIFY_ROWS {
+            return Duration::ZERO;
+        }
+        let per_step = self.runner.max_prefill_tokens(0, cached as u32, CATCH_UP_BUDGET).max(1);
+        CATCH_UP_BUDGET.mul_f64(missing as f64 / per_step as f64)
+    }
+
+    /// Drafts of the next tokens, one list per input. Takes one step to prefill inputs of which more than the last token is
+    /// new, and one step per draft. An input that needs more than one step to prefill, that does not fit the context of
+    /// the draft model, or that has tokens outside its vocabulary, has no drafts.
+    pub fn draft(&mut self, batch: &mut [DraftInput<'_>]) -> Result<Vec<Vec<u32>>> {
         let mut drafts = vec![vec![]; batch.len()];
         let mut rows = vec![];
         for (index, row) in batch.iter_mut().enumerate() {
-            rows.extend(self.synchronise(index, row)?);
+            rows.extend(self.reuse_prefix(index, row)?);
         }
         let result = self.catch_up(&mut rows).and_then(|()| self.decode(&mut rows));
-        for Row { index, home, mut sequence, held, drafts: drafted, .. } in rows {
+        for ActiveInput { index, slot, mut sequence, cached_tokens, drafts: drafted, .. } in rows {
             // A failed step leaves pages beyond the length.
             let len = sequence.len();
             self.runner.truncate(&mut sequence, len);
-            held.truncate(len as usize);
+            cached_tokens.truncate(len as usize);
             drafts[index] = drafted;
-            *home = Some(sequence);
+            *slot = Some(sequence);
         }
         result.map(|()| drafts)
     }
 
-    /// Removes what the text has not in common with the KV cache. `None` if nothing can be drafted for it.
-    fn synchronise<'a>(&self, index: usize, row: &'a mut DraftRow<'_>) -> Result<Option<Row<'a>>> {
-        let DraftRow { sequence: DraftSequence { sequence: home, held }, text, sampling, max_drafts } = row;
-        let text: &[u32] = text;
-        let Some(before_last) = text.len().checked_sub(1) else { return Ok(None) };
+    /// Truncates the KV cache to its longest common prefix with the tokens, or starts a new sequence. `None` if nothing can
+    /// be drafted.
+    fn reuse_prefix<'a>(
+        &self,
+        index: usize,
+        input: &'a mut DraftInput<'_>,
+    ) -> Result<Option<ActiveInput<'a>>> {
+        let DraftInput {
+            sequence: DraftSequence { sequence: slot, cached_tokens },
+            tokens,
+            sampling,
+            max_drafts,
+        } = input;
+        let tokens: &[u32] = tokens;
+        let Some(before_last) = tokens.len().checked_sub(1) else { return Ok(None) };
         let vocab = self.runner.model().config.vocab;
-        let common = held.iter().zip(&text[..before_last]).take_while(|(held, token)| held == token).count();
-        let left = (self.runner.cache().limits().context_length as usize).saturating_sub(text.len());
+        let pairs = cached_tokens.iter().zip(&tokens[..before_last]);
+        let common = pairs.take_while(|(cached, token)| cached == token).count();
+        let left = (self.runner.cache().limits().context_length as usize).saturating_sub(tokens.len());
         let max_drafts = left.min(*max_drafts);
         // Soft tokens of images are outside every vocabulary.
-        if max_drafts == 0 || text[common..].iter().any(|token| *token >= vocab) {
+        if max_drafts == 0 || tokens[common..].iter().any(|token| *token >= vocab) {
             return Ok(None);
         }
-        let kept = home.take().filter(|_| common > 0);
+        let kept = slot.take().filter(|_| common > 0);
         let kept = kept
             .and_then(|mut sequence| self.runner.truncate(&mut sequence, common as u32).then_some(sequence));
         let sequence = match kept {
             Some(sequence) => {
-                held.truncate(common);
+                cached_tokens.truncate(common);
                 sequence
             }
             None => {
-                let sequence = self.runner.start_with(text)?;
-                *held = text[..sequence.len() as usize].to_vec();
+                cached_tokens.clear();
+                let sequence = self.runner.start_with(tokens)?;
+                cached_tokens.extend(&tokens[..sequence.len() as usize]);
                 sequence
             }
         };
-        let sampling = match sampling.top {
-            0 => Cow::Borrowed(*sampling),
-            // Nobody sees them.
-            _ => Cow::Owned(Sampling { top: 0, ..(*sampling).clone() }),
+        let is_known = |(token, _): &(u32, f32)| *token < vocab;
+        let sampling = match sampling.top == 0 && sampling.biases.iter().all(is_known) {
+            true => Cow::Borrowed(*sampling),
+            // Log probabilities of drafts are not reported. The target may have more entries at the end of its vocabulary.
+            false => {
+                let biases = sampling.biases.iter().copied().filter(is_known).collect();
+                Cow::Owned(Sampling { top: 0, biases, ..(*sampling).clone() })
+            }
         };
-        Ok(Some(Row { index, home, sequence, held, text, sampling, max_drafts, drafts: vec![] }))
+        Ok(Some(ActiveInput {
+            index,
+            slot,
+            sequence,
+            cached_tokens,
+            tokens,
+            sampling,
+            max_drafts,
+            drafts: vec![],
+        }))
     }
 
-    /// Reads text, in one step. Where that completes a text it samples the first draft.
-    fn catch_up(&mut self, rows: &mut [Row<'_>]) -> Result<()> {
+    /// Prefills missing tokens, in one step; samples the first draft of the sequences that it completes.
+    fn catch_up(&mut self, rows: &mut [ActiveInput<'_>]) -> Result<()> {
         let (mut decoding, mut behind): (Vec<_>, Vec<_>) =
             rows.iter_mut().partition(|row| row.missing() == 1);
         if behind.is_empty() {
             return Ok(());
         }
+        // Those that lack a few tokens must not wait for a long prompt.
+        behind.sort_by_key(|row| row.missing());
         behind.truncate(MAX_CHUNKS_PER_STEP);
-        let depth = behind.iter().map(|row| row.held.len()).max().unwrap_or(0);
+        let depth = behind.iter().map(|row| row.cached_tokens.len()).max().unwrap_or(0);
         let mut left = self.runner.max_prefill_tokens(decoding.len(), depth as u32, CATCH_UP_BUDGET);
         let mut chunks = vec![];
         let mut fed = vec![];
@@ -167,7 +208,7 @@ impl DraftModel {
                 break;
             }
             left -= count;
-            let tokens = &row.text[row.held.len()..][..count];
+            let tokens = &row.tokens[row.cached_tokens.len()..][..count];
             let last = count == row.missing();
             fed.push(tokens);
             chunks.push(PrefillChunk::new(&mut row.sequence, tokens, &row.sampling, last));
@@ -176,18 +217,18 @@ impl DraftModel {
         let output = self.runner.mixed(&mut decode, &mut chunks)?;
         drop((decode, chunks));
         for (row, sampled) in decoding.into_iter().zip(output.decoded) {
-            row.held.push(row.last());
+            row.cached_tokens.push(row.last());
             row.drafts.push(sampled.token);
         }
         for ((row, tokens), first) in behind.into_iter().zip(fed).zip(output.first_tokens) {
-            row.held.extend(tokens);
+            row.cached_tokens.extend(tokens);
             row.drafts.extend(first.map(|sampled| sampled.token));
         }
         Ok(())
     }
 
-    /// Decodes the drafts of all texts that it has caught up with, in one run where the device allows.
-    fn decode(&mut self, rows: &mut [Row<'_>]) -> Result<()> {
+    /// Decodes the drafts of all sequences that lack none of their tokens, in one run where the device allows.
+    fn decode(&mut self, rows: &mut [ActiveInput<'_>]) -> Result<()> {
         let mut ready: Vec<_> = rows.iter_mut().filter(|row| row.is_ready()).collect();
         loop {
             ready.retain(|row| row.drafts.len() < row.max_drafts);
@@ -199,7 +240,7 @@ impl DraftModel {
             for step in sampled {
                 for (row, sampled) in ready.iter_mut().zip(step) {
                     let fed = row.last();
-                    row.held.push(fed);
+                    row.cached_tokens.push(fed);
                     row.drafts.push(sampled.token);
                 }
             }

@@ -72,7 +72,7 @@ mod text_encoder;
 mod tune;
 
 pub use batch::{DecodeRow, MixedOutput, PrefillChunk, Sampled, VerifyRows};
-pub use draft::{DraftModel, DraftRow, DraftSequence};
+pub use draft::{DraftInput, DraftRunner, DraftSequence};
 pub use error::{Error, Result};
 pub use image::{
     IMAGE_TOKEN, Image, ImageProcessor, floor_image_boundary, image_blocks, is_image_token, join_images,

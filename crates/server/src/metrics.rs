@@ -78,7 +78,7 @@ impl Metrics {
         page.counter("verify_steps_total", "Decode steps that verified drafts", status.verify_steps);
         page.describe(
             "draft_tokens_total",
-            "Drafted tokens by source: text, prediction or grammar",
+            "Drafted tokens by source: text, prediction, grammar or model",
             "counter",
         );
         for (source, counts) in status.drafts.by_source() {

@@ -205,7 +205,13 @@ impl User {
         // Files that examples name, and those of pinned models, which no other file can replace in a pull.
         let pinned = store::catalogue::MODELS.iter().filter(|model| model.pinned.is_some());
         let pinned = pinned.map(|model| format!("models/{}.gguf", model.name.replace(':', "@")));
-        let named = ["Downloads/model-Q8_0.gguf", "models/gemma-3-4b-it.gguf", "MODEL"].map(String::from);
+        let named = [
+            "Downloads/model-Q8_0.gguf",
+            "models/gemma-3-4b-it.gguf",
+            "models/gemma-3-270m-it.gguf",
+            "MODEL",
+        ]
+        .map(String::from);
         for file in pinned.chain(named) {
             let path = home.path().join(file);
             fs::create_dir_all(path.parent().unwrap()).unwrap();

@@ -165,6 +165,13 @@ fn verify_steps_and_the_gain_of_a_text_are_measured() {
     let text = &printed["text"];
     assert!(text["tokens"].as_u64().unwrap() > 100 && text["gain"].as_f64().unwrap() > 0.0, "{text}");
     assert!(stdout(&bench(&[])).contains("ms per step"));
+    // It drafts for itself.
+    let draft = &json(&bench(&[&file, "--draft", &tiny(), "--json"]))["draft"];
+    assert_eq!(draft["acceptance"].as_array().unwrap().len(), 7, "{draft}");
+    assert!(draft["acceptance"].as_array().unwrap().iter().all(|rate| rate.as_f64() > Some(0.9)), "{draft}");
+    assert!(draft["gain"].as_f64().unwrap() >= 1.0 && draft["step_ms"].as_f64().unwrap() > 0.0, "{draft}");
+    let without_text = bench(&["--draft", &tiny()]);
+    assert!(stderr(&without_text).contains("--speculate FILE"), "{}", stderr(&without_text));
     std::fs::write(dir.path().join("text"), "a").unwrap();
     let output = bench(&[&file]);
     assert!(!output.status.success() && stderr(&output).contains("tokens"), "{}", stderr(&output));

@@ -57,7 +57,7 @@ fn a_killed_server_restarts_with_its_caches() {
         return;
     }
     let mut models = vec![("tiny model", tiny())];
-    // A minute for the real model, most of it in Mesa's compiler: only where all is tested.
+    // A minute for the real model, most of it in Mesa's compiler: only with INDRIK_TEST_ALL=1.
     if testkit::exhaustive() {
         match std::env::var("INDRIK_TEST_GGUF") {
             Ok(file) if !file.is_empty() => models.push(("Gemma 3 270M", file)),

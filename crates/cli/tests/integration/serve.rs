@@ -163,6 +163,9 @@ fn check_lost_devices(body: &Value, arguments: &[&str]) {
         assert!(completions < 200, "no device was lost");
     }
     assert!(server.metric("indrik_device_lost_total") >= 3);
+    if arguments.contains(&"--draft") {
+        assert!(server.metric("indrik_draft_tokens_total{source=\"model\"}") > 0, "nothing was drafted");
+    }
     assert_eq!(server.metric("indrik_engine_requests_total{outcome=\"failed\"}"), 0);
     assert_eq!(server.request("GET", "/ready", "").0, 200);
     server.signal("-INT");

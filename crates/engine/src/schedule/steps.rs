@@ -155,6 +155,7 @@ impl<B: Backend> Scheduler<B> {
         }?;
         self.record_steps(steps.len(), rows);
         self.trials.record_steps(steps.len());
+        self.model_trials.record_steps(steps.len());
         self.deliver_steps(steps, &selected);
         Ok(())
     }

@@ -3,11 +3,7 @@
 use std::{mem, time::Instant};
 
 use super::Scheduler;
-use crate::{
-    Backend, BackendError, Capacity, DraftRow, VerifyRows,
-    job::Decoding,
-    speculate::{GuidedDraft, MAX_DRAFTS, allocate, draft_steps},
-};
+use crate::{Backend, BackendError, VerifyRows, job::Decoding, speculate::GuidedDrafts};
 
 impl<B: Backend> Scheduler<B> {
     /// Runs a verify step of the selected requests if drafts are expected to pay. Returns whether it did; a plain decode run
@@ -15,7 +11,7 @@ impl<B: Backend> Scheduler<B> {
     pub(super) fn verify_step(&mut self, selected: &[bool]) -> Result<bool, BackendError> {
         let drafting_since = Instant::now();
         let Some(drafts) = self.draft(selected)? else { return Ok(false) };
-        let tokens: Vec<Vec<u32>> = drafts.iter().map(GuidedDraft::tokens).collect();
+        let tokens: Vec<Vec<u32>> = drafts.iter().map(GuidedDrafts::tokens).collect();
         let (mut sequences, mut jobs, mut masks) = (vec![], vec![], vec![]);
         for (Decoding { job, sequence, .. }, draft) in selected_mut(&mut self.decoding, selected).zip(&drafts)
         {
@@ -54,6 +50,7 @@ impl<B: Backend> Scheduler<B> {
             self.status.memory_traffic.record(bytes, elapsed, generated as u64);
         }
         self.trials.record_verify_step(generated > depths.len());
+        self.model_trials.record_steps(1);
         self.status.verify_steps += 1;
         self.record_steps(1, rows);
         let mut results = outputs.into_iter().zip(&drafts);
@@ -92,120 +89,10 @@ impl<B: Backend> Scheduler<B> {
             }
         }
     }
-
-    /// The drafts of the selected requests; `None` if none are expected to pay.
-    fn draft(&mut self, selected: &[bool]) -> Result<Option<Vec<GuidedDraft>>, BackendError> {
-        let Capacity { max_verify_rows, context_length, has_draft_model, .. } = self.shared.capacity;
-        let (max_rows, sequences) = (max_verify_rows as usize, selected.iter().filter(|is| **is).count());
-        if !self.shared.options.speculate || sequences >= max_rows || self.trials.are_paused() {
-            return Ok(None);
-        }
-        let Self { backend, decoding, acceptance, trials, .. } = self;
-        let times: Vec<_> = (1..=max_rows).map(|rows| backend.step_time(rows)).collect();
-        let seconds = |rows: usize| times[rows - 1].map(|time| time.as_secs_f64());
-        // Looking for drafts takes time as well, above all with a grammar.
-        let all_accepted = vec![vec![1.0; MAX_DRAFTS]; sequences];
-        if !trials.is_due() && allocate(&all_accepted, max_rows, seconds).iter().all(|count| *count == 0) {
-            return Ok(None);
-        }
-        let (mut drafts, mut survival, mut asked) = (vec![], vec![], vec![]);
-        for Decoding { job, .. } in selected_mut(decoding, selected) {
-            // A step yields a token more than it has drafts.
-            let left = job.remaining_tokens().min(context_length as usize - job.sequence_len());
-            let max = left.saturating_sub(1).min(max_rows - sequences).min(MAX_DRAFTS);
-            let guided = job.draft(max);
-            let from_text = job.drafter.survival(acceptance, &guided.drafts);
-            // The draft model where its first draft is more likely to be right.
-            let may_ask = has_draft_model && job.may_speculate();
-            let from_model = job.drafter.model_survival(acceptance, if may_ask { max } else { 0 });
-            let is_better = from_model.first() > from_text.first();
-            asked.push(is_better.then_some(from_model));
-            survival.push(from_text);
-            drafts.push(guided);
-        }
-        if asked.iter().any(Option::is_some) {
-            let drafted = match self.draft_with_model(selected, &survival, &asked, seconds) {
-                Ok(drafted) => drafted,
-                Err(BackendError::DeviceLost(reason)) => return Err(BackendError::DeviceLost(reason)),
-                Err(error) => {
-                    tracing::debug!(%error, "the draft model failed: decoding without drafts");
-                    self.trials.record_failure();
-                    return Ok(None);
-                }
-            };
-            let jobs = self.decoding.iter().zip(selected).filter(|(_, selected)| **selected);
-            for (index, (tokens, (Decoding { job, .. }, _))) in drafted.into_iter().zip(jobs).enumerate() {
-                if !tokens.is_empty() {
-                    drafts[index] = job.model_drafts(&tokens);
-                    survival[index] = job.drafter.survival(&self.acceptance, &drafts[index].drafts);
-                }
-            }
-        }
-        let trials = &mut self.trials;
-        let mut counts = allocate(&survival, max_rows, seconds);
-        if counts.iter().all(|count| *count == 0) {
-            let first = |index: &usize| survival[*index].first().copied().unwrap_or(0.0);
-            let Some(best) = (0..sequences).max_by(|a, b| first(a).total_cmp(&first(b))) else {
-                return Ok(None);
-            };
-            counts[best] = trials.next(drafts[best].drafts.len());
-            if counts[best] == 0 {
-                return Ok(None);
-            }
-        }
-        drafts.iter_mut().zip(counts).for_each(|(draft, count)| draft.truncate(count));
-        Ok(Some(drafts))
-    }
-
-    /// Drafts of the draft model for the selected requests, as many as are expected to pay, or one that is due to be tried;
-    /// none for the others. `asked` has the rates of its drafts, for those where they are better than those of other
-    /// drafts, which `survival` has.
-    fn draft_with_model(
-        &mut self,
-        selected: &[bool],
-        survival: &[Vec<f64>],
-        asked: &[Option<Vec<f64>>],
-        step_seconds: impl Fn(usize) -> Option<f64>,
-    ) -> Result<Vec<Vec<u32>>, BackendError> {
-        let max_rows = self.shared.capacity.max_verify_rows as usize;
-        let Self { backend, decoding, trials, .. } = self;
-        let by_model: Vec<bool> = asked.iter().map(Option::is_some).collect();
-        let rates: Vec<Vec<f64>> = asked
-            .iter()
-            .zip(survival)
-            .map(|(model, other)| model.as_ref().unwrap_or(other).clone())
-            .collect();
-        let sequences = asked.iter().flatten().count();
-        let steps = match backend.draft_step_time(sequences).map(|time| time.as_secs_f64()) {
-            Some(seconds) => draft_steps(&rates, &by_model, max_rows, step_seconds, seconds),
-            // One, to measure it.
-            None => 1,
-        };
-        let steps = if trials.is_due() { steps.max(1) } else { steps };
-        let mut all = vec![vec![]; asked.len()];
-        let requests: Vec<(usize, &mut Decoding<B>)> = selected_mut(decoding, selected)
-            .enumerate()
-            .filter(|(index, _)| by_model[*index] && steps.min(rates[*index].len()) > 0)
-            .collect();
-        let texts: Vec<Vec<u32>> = requests.iter().map(|(_, decoding)| decoding.job.text()).collect();
-        let (mut batch, mut indices) = (vec![], vec![]);
-        for ((index, Decoding { job, draft_sequence: sequence, .. }), text) in
-            requests.into_iter().zip(&texts)
-        {
-            let max_drafts = steps.min(rates[index].len());
-            batch.push(DraftRow { sequence, text, sampling: job.sampling(), max_drafts });
-            indices.push(index);
-        }
-        if !batch.is_empty() {
-            let drafted = backend.draft(&mut batch)?;
-            indices.into_iter().zip(drafted).for_each(|(index, tokens)| all[index] = tokens);
-        }
-        Ok(all)
-    }
 }
 
 /// The selected requests of a decode batch.
-fn selected_mut<'a, B: Backend>(
+pub(super) fn selected_mut<'a, B: Backend>(
     decoding: &'a mut [Decoding<B>],
     selected: &'a [bool],
 ) -> impl Iterator<Item = &'a mut Decoding<B>> {

@@ -34,23 +34,23 @@ pub(crate) fn allocate(
     best_allocation(survival, max_rows, step_seconds, 0.0).0
 }
 
-/// The number of steps of a draft model before the next step, each of which makes one draft for every sequence that has none,
-/// with the highest expected throughput; 0 if drafts of it are not expected to pay.
+/// Number of draft-model steps before the next verify step with the highest expected throughput; 0 if its drafts are not
+/// expected to pay.
 ///
-/// `survival` is as in [`allocate`], with the rates of the draft model where `by_model` is set; `draft_seconds` is the time
-/// of one of its steps.
+/// Each step adds one draft to every sequence with `from_model`. `survival` is as in [`allocate`], for those sequences that
+/// of the draft model; `draft_seconds` is the time of one of its steps.
 pub(crate) fn draft_steps(
     survival: &[Vec<f64>],
-    by_model: &[bool],
+    from_model: &[bool],
     max_rows: usize,
     step_seconds: impl Fn(usize) -> Option<f64>,
     draft_seconds: f64,
 ) -> usize {
-    let available = survival.iter().zip(by_model).filter(|(_, by_model)| **by_model);
+    let available = survival.iter().zip(from_model).filter(|(_, from_model)| **from_model);
     let max_steps = available.map(|(list, _)| list.len()).max().unwrap_or(0);
     let throughput = |steps: usize| {
-        let limited = survival.iter().zip(by_model).map(|(list, by_model)| {
-            let count = if *by_model { steps.min(list.len()) } else { list.len() };
+        let limited = survival.iter().zip(from_model).map(|(list, from_model)| {
+            let count = if *from_model { steps.min(list.len()) } else { list.len() };
             list[..count].to_vec()
         });
         let (_, best) = best_allocation(
@@ -71,8 +71,8 @@ pub(crate) fn draft_steps(
     steps
 }
 
-/// The allocation with the highest expected throughput, and that throughput, if each step is preceded by `draft_seconds` of
-/// drafting. Without drafts it is that of a plain step, with the gain below which nothing is drafted.
+/// The allocation with the highest expected throughput, and that throughput, if the step is preceded by `draft_seconds` of
+/// drafting. If no drafts pay, the throughput is [`MIN_GAIN`] times that of a plain step: the bar that drafts must pass.
 fn best_allocation(
     survival: &[Vec<f64>],
     max_rows: usize,
@@ -123,6 +123,11 @@ impl Trials {
     /// Records a step that verified drafts, and whether it accepted any.
     pub fn record_verify_step(&mut self, accepted: bool) {
         (self.steps, self.failed, self.accepted) = (0, false, accepted);
+    }
+
+    /// Records that drafts were made, whatever comes of them.
+    pub fn record_attempt(&mut self) {
+        (self.steps, self.failed) = (0, false);
     }
 
     /// Records a step that failed to.
@@ -242,12 +247,12 @@ mod tests {
         #[test]
         fn no_other_number_of_draft_steps_is_faster(
             survival in survival(),
-            by_model in vec(any::<bool>(), 3),
+            from_model in vec(any::<bool>(), 3),
             seconds in vec(0.5..4.0_f64, 16),
             draft_seconds in 0.0..0.5_f64,
         ) {
-            let by_model = &by_model[..survival.len()];
-            let found = draft_steps(&survival, by_model, 16, |rows| Some(seconds[rows - 1]), draft_seconds);
+            let from_model = &from_model[..survival.len()];
+            let found = draft_steps(&survival, from_model, 16, |rows| Some(seconds[rows - 1]), draft_seconds);
             // Of every number of steps, the best choice that has a draft of each of them.
             let base = throughput(&survival, &vec![0; survival.len()], &seconds);
             let speed = |drafts: &[usize], steps: usize| {
@@ -256,7 +261,7 @@ mod tests {
                     / (seconds[rows - 1] + steps as f64 * draft_seconds)
             };
             let steps_of = |drafts: &[usize]| {
-                drafts.iter().zip(by_model).filter(|(_, by)| **by).map(|(count, _)| *count).max().unwrap_or(0)
+                drafts.iter().zip(from_model).filter(|(_, by)| **by).map(|(count, _)| *count).max().unwrap_or(0)
             };
             let best = choices(&survival, 16)
                 .iter()

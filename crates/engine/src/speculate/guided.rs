@@ -6,13 +6,13 @@ use super::{Draft, MAX_DRAFTS, Source};
 
 /// Drafts that a grammar allows, and the masks of their rows.
 #[derive(Debug, Default, PartialEq)]
-pub(crate) struct GuidedDraft {
+pub(crate) struct GuidedDrafts {
     pub drafts: Vec<Draft>,
     /// The mask after each draft, as far as the grammar is not lifted.
     pub masks: Vec<Vec<u32>>,
 }
 
-impl GuidedDraft {
+impl GuidedDrafts {
     pub fn tokens(&self) -> Vec<u32> {
         self.drafts.iter().map(|draft| draft.token).collect()
     }
@@ -47,8 +47,8 @@ pub(crate) fn guide(
     proposed: &[Draft],
     stop_token_ids: &[u32],
     next_mask: impl Fn(&mut dyn TokenConstraint) -> Option<Vec<u32>>,
-) -> GuidedDraft {
-    let mut guided = GuidedDraft::default();
+) -> GuidedDrafts {
+    let mut guided = GuidedDrafts::default();
     let mut copy: Option<Box<dyn TokenConstraint>> = None;
     let mut proposed = proposed;
     while guided.drafts.len() < MAX_DRAFTS {
@@ -102,7 +102,7 @@ mod tests {
     /// The drafts, and how many of their rows have masks.
     fn guided(mut grammar: EveryNth, proposed: &[u32], stop_token_ids: &[u32]) -> (Vec<u32>, usize) {
         let first = mask(&mut grammar).unwrap();
-        let GuidedDraft { drafts, masks } =
+        let GuidedDrafts { drafts, masks } =
             guide(&grammar, &first, &proposals(proposed), stop_token_ids, mask);
         (drafts.iter().map(|draft| draft.token).collect(), masks.len())
     }
@@ -131,7 +131,7 @@ mod tests {
         assert_eq!(guided(EveryNth::new(VOCAB), &[0, 5], &[]), (vec![0; MAX_DRAFTS], MAX_DRAFTS));
         let mut grammar = EveryNth::new(VOCAB);
         let first = mask(&mut grammar).unwrap();
-        let GuidedDraft { drafts, .. } = guide(&grammar, &first, &proposals(&[0]), &[], mask);
+        let GuidedDrafts { drafts, .. } = guide(&grammar, &first, &proposals(&[0]), &[], mask);
         assert!(drafts.iter().all(|draft| draft.source == Source::Grammar));
     }
 

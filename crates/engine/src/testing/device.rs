@@ -27,6 +27,7 @@ pub(super) struct Device {
     pub steps: Vec<Step>,
     pub starts: Vec<Start>,
     pub count_resets: u64,
+    pub draft_calls: u64,
     /// By the tokens of an image: calls that encoded it.
     pub encoded: BTreeMap<Vec<u32>, u32>,
 }
@@ -57,6 +58,7 @@ impl Device {
             steps: vec![],
             starts: vec![],
             count_resets: 0,
+            draft_calls: 0,
             encoded: BTreeMap::new(),
         };
         device.clear();

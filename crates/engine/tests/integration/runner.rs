@@ -13,7 +13,7 @@ use engine::{
     Engine, Event, EventStream, FinishReason, GpuBackend, Options, Request, RequestError, Runners, Sampling,
 };
 use gpu::Fault;
-use model::{DraftModel, Limits, Model, Runner};
+use model::{DraftRunner, Limits, Model, Runner};
 
 /// Step times on this driver vary with the load of the machine. A budget of zero makes chunks as short as
 /// possible, whatever they take.
@@ -131,7 +131,8 @@ fn predictions_change_no_token() {
     }
 }
 
-/// As above. A model drafts for itself, and for another one with other weights.
+/// Whether anything is drafted depends on measured times, too. A model drafts for itself, another one with other weights
+/// drafts for it, and itself with a context that is shorter than the completions.
 #[test]
 fn a_draft_model_changes_no_token() {
     let Some(device) = testkit::cpu_device() else { return };
@@ -144,7 +145,7 @@ fn a_draft_model_changes_no_token() {
     for (name, draft_context) in [(NAME, 64), ("gguf_q4_0", 64), (NAME, 30)] {
         let draft_limits = Limits { context_length: draft_context, max_pages: None, ..limits };
         let draft = load(&device, &Fixture::open(name).path);
-        let draft = DraftModel::new(Runner::new(draft, draft_limits).unwrap());
+        let draft = DraftRunner::new(Runner::new(draft, draft_limits).unwrap());
         let target = Runner::new(model.clone(), limits).unwrap();
         let runners = Runners { target, draft: Some(draft) };
         let backend = GpuBackend::with_runners(runners, || Err(model::Error::Cancelled));

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::common::{Fixture, limits, load_alone};
-use model::{DecodeRow, DraftModel, DraftRow, DraftSequence, Limits, Model, Runner, Sampling};
+use model::{DecodeRow, DraftInput, DraftRunner, DraftSequence, Limits, Model, Runner, Sampling};
 
 /// Greedy, and sampled with filters.
 fn samplings() -> [Sampling; 2] {
@@ -31,16 +31,16 @@ fn completion(
     tokens
 }
 
-/// Drafts for one text, after as many calls as it takes to read it.
+/// Drafts for one text, after as many calls as it takes to prefill it.
 fn draft(
-    model: &mut DraftModel,
+    model: &mut DraftRunner,
     sequence: &mut DraftSequence,
     text: &[u32],
     sampling: &Sampling,
     max_drafts: usize,
 ) -> Vec<u32> {
     for _ in 0..text.len() {
-        let row = DraftRow { sequence: &mut *sequence, text, sampling, max_drafts };
+        let row = DraftInput { sequence: &mut *sequence, tokens: text, sampling, max_drafts };
         let drafts = model.draft(&mut [row]).unwrap().remove(0);
         if !drafts.is_empty() {
             return drafts;
@@ -62,7 +62,7 @@ fn a_model_that_drafts_for_itself_is_right_whatever_was_rejected() {
         let (limits, prompt) = (limits(1, 160, 8), &fixture.ids[..prompt]);
         for sampling in samplings() {
             let expected = completion(&model, limits, prompt, &sampling, 60);
-            let mut drafting = DraftModel::new(Runner::new(model.clone(), limits).unwrap());
+            let mut drafting = DraftRunner::new(Runner::new(model.clone(), limits).unwrap());
             let free = drafting.runner().cache().free_pages();
             let mut sequence = DraftSequence::default();
             let mut done = 1;
@@ -77,7 +77,7 @@ fn a_model_that_drafts_for_itself_is_right_whatever_was_rejected() {
                     let mut other = text.clone();
                     other.extend(&drafts[..accepted]);
                     other.push((drafts[accepted] + 1) % fixture.vocab as u32);
-                    let mut fresh = DraftModel::new(Runner::new(model.clone(), limits).unwrap());
+                    let mut fresh = DraftRunner::new(Runner::new(model.clone(), limits).unwrap());
                     let alone = draft(&mut fresh, &mut DraftSequence::default(), &other, &sampling, 4);
                     let again = draft(&mut drafting, &mut sequence, &other, &sampling, 4);
                     assert_eq!(again, alone, "{name}, after {done} tokens");
@@ -104,17 +104,17 @@ fn texts_of_any_length_are_drafted_for_in_one_batch() {
         .zip(samplings)
         .map(|(prompt, sampling)| completion(&model, limits, prompt, sampling, 60))
         .collect();
-    let mut drafting = DraftModel::new(Runner::new(model.clone(), limits).unwrap());
+    let mut drafting = DraftRunner::new(Runner::new(model.clone(), limits).unwrap());
     let mut sequences: Vec<DraftSequence> = (0..4).map(|_| DraftSequence::default()).collect();
     let (mut done, mut drafted) = ([1; 4], [0; 4]);
     for step in 0..12 {
         let texts: Vec<Vec<u32>> =
             (0..4).map(|index| [prompts[index], &expected[index][..done[index]]].concat()).collect();
         let rows = sequences.iter_mut().zip(&texts).zip(samplings).enumerate();
-        let mut batch: Vec<DraftRow<'_>> = rows
-            .map(|(index, ((sequence, text), sampling))| DraftRow {
+        let mut batch: Vec<DraftInput<'_>> = rows
+            .map(|(index, ((sequence, text), sampling))| DraftInput {
                 sequence,
-                text,
+                tokens: text,
                 sampling,
                 max_drafts: 1 + index,
             })
@@ -135,18 +135,18 @@ fn texts_of_any_length_are_drafted_for_in_one_batch() {
 }
 
 #[test]
-fn what_cannot_be_drafted_for_is_left_alone() {
+fn unsupported_inputs_get_no_drafts() {
     let Some(device) = testkit::cpu_device() else { return };
     let fixture = Fixture::open("gguf_q8_0");
     let model = Arc::new(load_alone(&device, &fixture.path));
-    let mut drafting = DraftModel::new(Runner::new(model, limits(2, 32, 16)).unwrap());
+    let mut drafting = DraftRunner::new(Runner::new(model, limits(2, 32, 16)).unwrap());
     let sampling = Sampling::default();
     let vocab = fixture.vocab as u32;
     let mut drafts = |text: &[u32], max_drafts: usize| {
         let mut sequence = DraftSequence::default();
         let mut last = vec![];
         for _ in 0..4 {
-            let row = DraftRow { sequence: &mut sequence, text, sampling: &sampling, max_drafts };
+            let row = DraftInput { sequence: &mut sequence, tokens: text, sampling: &sampling, max_drafts };
             last = drafting.draft(&mut [row]).unwrap().remove(0);
         }
         last.len()

@@ -2,6 +2,7 @@
 
 mod bandwidth;
 mod beside;
+mod draft;
 mod gemv;
 mod images;
 mod load;
@@ -85,6 +86,9 @@ pub struct Arguments {
     /// that text is generated
     #[arg(long, value_name = "FILE", num_args = 0..=1, conflicts_with_all = ["gemv", "bandwidth", "load", "beside", "images", "plot", "profile"])]
     speculate: Option<Option<std::path::PathBuf>>,
+    /// With --speculate and a text: also measure how often a draft model is right, and what it gains
+    #[arg(long, value_name = "MODEL", requires_all = ["speculate", "model"])]
+    draft: Option<String>,
     /// Storage format of the KV cache (default: f16)
     #[arg(long, value_name = "TYPE", conflicts_with_all = ["gemv", "bandwidth", "load"])]
     kv: Option<Kv>,
@@ -155,8 +159,11 @@ fn run_model(device: &Device, arguments: &Arguments) -> anyhow::Result<ExitCode>
             Some(Some(file)) => {
                 Some(speculate::read_text(file, &indrik::ModelFiles::open(name)?.language()?.tokenizer)?)
             }
+            _ if arguments.draft.is_some() => bail!("--draft needs a text: --speculate FILE"),
             _ => None,
         };
+        let draft = arguments.draft.as_ref().map(|draft| indrik::ModelFiles::open(name)?.open_draft(draft));
+        let draft = draft.transpose()?;
         let sequences = max(&plan.batches) + u32::from(arguments.beside.is_some());
         let limits = |config: &Config| {
             let limits = Limits::new(device.info(), config, sequences, context);
@@ -168,7 +175,14 @@ fn run_model(device: &Device, arguments: &Arguments) -> anyhow::Result<ExitCode>
         let model = if arguments.reproducible { model.with_reproducible(true) } else { model };
         let tuned = loading::tune(&model)?;
         if arguments.speculate.is_some() {
-            return speculate::run(device, name, &Arc::new(model), &plan, text.as_deref(), arguments.json);
+            let limits = |config: &Config| Limits::new(device.info(), config, 1, draft::CONTEXT_LENGTH);
+            let draft = draft.map(|draft| load::load(device, draft.path(), Some(&limits)));
+            let draft = draft.transpose()?.map(|(draft, _)| Arc::new(draft));
+            if let Some(draft) = &draft {
+                loading::tune(draft)?;
+            }
+            let (model, text) = (Arc::new(model), text.as_deref());
+            return speculate::run(device, name, &model, &plan, text, draft.as_ref(), arguments.json);
         }
         if let Some(chunk) = arguments.beside {
             return beside::run(device, name, &Arc::new(model), &plan, chunk.into(), arguments.json);
@@ -206,7 +220,7 @@ fn run_model(device: &Device, arguments: &Arguments) -> anyhow::Result<ExitCode>
         return images::run(device, &name, &Arc::new(model), vision, &counts, &plan, arguments.json);
     }
     if arguments.speculate.is_some() {
-        return speculate::run(device, &name, &Arc::new(model), &plan, None, arguments.json);
+        return speculate::run(device, &name, &Arc::new(model), &plan, None, None, arguments.json);
     }
     if let Some(chunk) = arguments.beside {
         return beside::run(device, &name, &Arc::new(model), &plan, chunk.into(), arguments.json);

@@ -10,12 +10,15 @@ use std::{
 use anyhow::{Context, bail};
 use engine::{Replay, replay};
 use gpu::{Device, format_bytes};
-use model::{Model, Runner, Sampling, VerifyRows};
+use model::{DraftRunner, Model, Runner, Sampling, VerifyRows};
 use serde::Serialize;
 use serde_json::json;
 use text::{EncodeSpecial, Tokenizer};
 
-use super::speed::{Plan, runner, tokens};
+use super::{
+    draft,
+    speed::{self, Plan, tokens},
+};
 use crate::output;
 
 /// Tokens of a text that are taken as the prompt.
@@ -65,23 +68,32 @@ pub fn read_text(path: &Path, tokenizer: &Tokenizer) -> anyhow::Result<Vec<u32>>
     Ok(tokens)
 }
 
-/// Measures and prints. `text` are the tokens of a text to decode.
+/// Measures and prints. `text` are the tokens of a text to decode; with them, a draft model can be measured.
 pub fn run(
     device: &Device,
     name: &str,
     model: &Arc<Model>,
     plan: &Plan,
     text: Option<&[u32]>,
+    draft: Option<&Arc<Model>>,
     json: bool,
 ) -> anyhow::Result<ExitCode> {
     let Some(depth) = plan.depths.first().copied() else { bail!("--speculate decodes: give -n") };
     let mut progress = output::Progress::new();
-    let mut runner = runner(model, 1, depth + model::MAX_VERIFY_ROWS as u32 + 1, plan)?;
+    let context = (depth + model::MAX_VERIFY_ROWS as u32 + 1).max(draft::CONTEXT_LENGTH);
+    let mut runner = speed::runner(model, 1, context, plan)?;
     let mut times = vec![];
     for rows in 1..=runner.max_verify_rows() {
         progress.show(&format!("steps of {rows} rows"));
         times.push(step_time(&mut runner, rows, depth, plan.repeats)?);
     }
+    let draft_gain = match (draft, text) {
+        (Some(draft), Some(text)) => {
+            let mut draft = DraftRunner::new(speed::runner(draft, 1, draft::CONTEXT_LENGTH, plan)?);
+            Some(draft::measure(&mut runner, &mut draft, text, &times, &mut progress)?)
+        }
+        _ => None,
+    };
     drop(progress);
     let relative = |time: &Duration| time.as_secs_f64() / times[0].as_secs_f64();
     let line = |(index, time): (usize, &Duration)| Line {
@@ -99,6 +111,7 @@ pub fn run(
         output::print_json(&json!({
             "device": info.name, "driver": info.driver, "model": name, "weight_bytes": model.weights.bytes(),
             "kv": plan.kv, "depth": depth, "verify_steps": lines, "text": gain,
+            "draft": draft_gain,
         }))?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -114,6 +127,18 @@ pub fn run(
         text += &format!(
             "\n{tokens} tokens of text: {tokens_per_step:.2} per step, {accepted_tokens} of {drafted_tokens} drafts \
              accepted, {gain:.2} times the throughput\n"
+        );
+    }
+    if let Some(draft) = draft_gain {
+        let rates: Vec<String> = draft.acceptance.iter().map(|rate| format!("{rate:.2}")).collect();
+        text += &format!(
+            "\ndraft model of {}, {:.2} ms per draft\naccepted, by drafts before it: {}\n{} drafts per step, {:.2} \
+             times the throughput\n",
+            format_bytes(draft.weight_bytes),
+            draft.step_ms,
+            rates.join(" "),
+            draft.drafts,
+            draft.gain
         );
     }
     output::print(&text)?;

@@ -241,17 +241,23 @@ fn keep(transcript: &Transcript, model: &str) {
     }
 }
 
-/// Opens a model that the options were not given for: it may not allow the number of tokens per image.
+/// Opens a model that the options were not given for: it may not allow the number of tokens per image, and have another
+/// vocabulary than the draft model.
 fn open_other(model: &str, arguments: &ChatArguments) -> anyhow::Result<Candidate> {
     let image_tokens = arguments.load.image_tokens;
-    match Candidate::open(model, arguments, image_tokens) {
+    let mut candidate = match Candidate::open(model, arguments, image_tokens) {
         Err(error) if image_tokens.is_some() => {
             let candidate = Candidate::open(model, arguments, None)?;
             note!("({error:#}: the option is ignored)");
-            Ok(candidate)
+            candidate
         }
-        opened => opened,
+        opened => opened?,
+    };
+    if let Err(error) = candidate.check_draft() {
+        note!("({error:#}: the option is ignored)");
+        candidate.remove_draft();
     }
+    Ok(candidate)
 }
 
 /// Loads another model and moves the conversation to it. If that fails, the old model is loaded again.

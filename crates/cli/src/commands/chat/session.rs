@@ -65,6 +65,17 @@ impl Candidate {
         &self.language
     }
 
+    /// Checks that the draft model, if there is one, can draft for it.
+    pub fn check_draft(&self) -> anyhow::Result<()> {
+        self.model.load.draft.as_ref().map_or(Ok(()), |draft| self.files.open_draft(draft).map(drop))?;
+        Ok(())
+    }
+
+    /// Decodes without the draft model.
+    pub fn remove_draft(&mut self) {
+        self.model.load.draft = None;
+    }
+
     /// Loads the model, with progress on the terminal.
     pub fn load(self, arguments: &ChatArguments) -> anyhow::Result<Session> {
         let Self { argument, model, files, sampling, context_length, language } = self;

@@ -55,6 +55,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let at = || partial.display().to_string();
     let mut file = BufWriter::new(File::create(&partial).with_context(at)?);
     let remove = RemoveOnDrop(&partial);
+    anyhow::ensure!(arguments.model.load.draft.is_none(), "--draft: nothing is generated here");
     let options = arguments.model.options();
     let options = indrik::Options { context_length: Some(context_length), all_logits: true, ..options };
     let model = loading::load(&files, options)?;

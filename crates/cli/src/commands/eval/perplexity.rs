@@ -67,6 +67,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             ids.len()
         );
     }
+    anyhow::ensure!(arguments.model.load.draft.is_none(), "--draft: nothing is generated here");
     let options = arguments.model.options();
     let options = indrik::Options { context_length: Some(context_length), all_logits: true, ..options };
     let model = loading::load(&files, options)?;

@@ -71,6 +71,9 @@ impl Offer {
                 "--preload store: name the models to load at startup; --models store offers all of them"
             );
         }
+        if settings.draft.is_some() && settings.model.is_none() {
+            anyhow::bail!("--draft: name the model that it drafts for with -m");
+        }
         let given = settings.model.iter().chain(&settings.preload).chain(&settings.models);
         let mut named: Vec<String> = vec![];
         for name in given.filter(|name| *name != WHOLE_STORE) {

@@ -158,7 +158,7 @@ settings! {
         prefix_cache: bool, "prefix-cache", "INDRIK_PREFIX_CACHE", "true", "Reuse KV cache pages of earlier requests for prompts with the same prefix";
         #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
         reproducible: bool, "reproducible", "INDRIK_REPRODUCIBLE", "false", "Batch-invariant (bitwise reproducible) logits; slower at batch 1";
-        speculate: Speculate, "speculate", "INDRIK_SPECULATE", "auto", "Speculative decoding where it is faster: auto if the output stays the same bit by bit, fastest also if it may differ by rounding, or off";
+        speculate: Speculate, "speculate", "INDRIK_SPECULATE", "auto", "Speculative decoding where it is faster: auto if the output stays the same bit by bit or there is a draft model, fastest also if it may differ by rounding, or off";
         #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
         images: bool, "images", "INDRIK_IMAGES", "true", "Load the image encoder, if the model has one; --images=false saves its memory";
         #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
@@ -185,7 +185,7 @@ settings! {
         kv: Kv, "kv", "INDRIK_KV", "f16", "KV cache data type: f16, f32 or int8";
         prefill_chunk: NonZeroU32, "prefill-chunk" was "chunk", "INDRIK_PREFILL_CHUNK", "depends on the device", "Maximum prefill tokens per step";
         image_tokens: NonZeroU32, "image-tokens", "INDRIK_IMAGE_TOKENS", "the model's, 280", "Maximum tokens per image (Gemma 4; trained with 70, 140, 280, 560 and 1120): more for small print, fewer for speed";
-        draft: String, "draft", "INDRIK_DRAFT", "none", "Draft model for speculative decoding, a smaller one with the same vocabulary: file, folder or name in the local store";
+        draft: String, "draft", "INDRIK_DRAFT", "none", "Draft model for speculative decoding with --model, a smaller one with the same vocabulary: GGUF file, Hugging Face folder or name in the local store";
         memory_budget: Size, "memory-budget", "INDRIK_MEMORY_BUDGET", "the memory of the device", "Memory for all loaded models together, with their KV caches";
         unload_after: Time, "unload-after", "INDRIK_UNLOAD_AFTER", "never", "Time after its last request when a model is unloaded; otherwise only if another one needs its memory";
         api_key_file: String, "api-key-file", "INDRIK_API_KEY_FILE", "none", "File of accepted API keys, one per line; # starts a comment";

@@ -57,12 +57,15 @@ fn predicts() -> impl Strategy<Value = Predicts> {
     ]
 }
 
-/// Draft models that are always, sometimes and never right, some of them slow to read a text.
+/// Draft models that are always, sometimes and never right, some of them with many prefill steps.
 fn draft_model() -> impl Strategy<Value = MockDraftModel> {
-    (0..=4_u32, 1..40_usize, 0..2_u64).prop_map(|(right, read_tokens, milliseconds)| MockDraftModel {
-        right,
-        read_tokens,
-        step_time: Duration::from_millis(milliseconds),
+    (0..=4_u32, 1..40_usize, 0..2_u64).prop_map(|(right_of_four, prefill_tokens, milliseconds)| {
+        MockDraftModel {
+            right_of_four,
+            prefill_tokens,
+            step_time: Duration::from_millis(milliseconds),
+            loses_device: false,
+        }
     })
 }
 
