@@ -103,8 +103,7 @@ impl DraftRunner {
         if missing <= MAX_VERIFY_ROWS {
             return Duration::ZERO;
         }
-        let per_step = self.runner.max_prefill_tokens(0, cached as u32, CATCH_UP_BUDGET).max(1);
-        CATCH_UP_BUDGET.mul_f64(missing as f64 / per_step as f64)
+        self.runner.prefill_time(missing, cached as u32, CATCH_UP_BUDGET)
     }
 
     /// Drafts of the next tokens, one list per input. Takes one step to prefill inputs of which more than the last token is

@@ -117,6 +117,11 @@ impl Pacer {
         self.bucket_slowdowns.get(&bucket).copied().unwrap_or_else(|| self.slowdown(bucket))
     }
 
+    /// Seconds of a step: by the slowdown of its bucket, as far as that was measured.
+    pub fn estimated_seconds(&self, bucket: usize, extent: &StepExtent) -> f64 {
+        self.estimator.seconds(extent).iter().sum::<f64>() * self.bucket_slowdown(bucket)
+    }
+
     /// The units of each segment of a step.
     pub fn segments(&self, bucket: usize, extent: &StepExtent) -> Vec<Range<usize>> {
         if self.layer_by_layer {
@@ -214,10 +219,7 @@ impl Pacer {
             .filter(|rows| *rows >= MIN_CHUNK_ROWS.min(max).max(1))
             .collect();
         candidates.dedup();
-        let seconds = |rows: usize| {
-            let estimated: f64 = self.estimator.seconds(&extent(rows)).iter().sum();
-            estimated * self.bucket_slowdown(bucket(decode + rows))
-        };
+        let seconds = |rows: usize| self.estimated_seconds(bucket(decode + rows), &extent(rows));
         largest_within(&candidates, limit.as_secs_f64(), seconds)
     }
 }

@@ -109,10 +109,21 @@ impl Runner {
     pub fn max_prefill_tokens(&self, decoding: usize, depth: u32, limit: Duration) -> usize {
         let max = self.max_prefill_rows(decoding);
         let max_step_rows = self.cache.limits().max_rows() as usize;
-        let extent = |rows: usize| {
-            let depth = depth.saturating_add(rows as u32);
-            StepExtent::uniform(RowCounts::new(decoding, rows), depth, bucket(decoding + 1))
-        };
+        let extent = |rows: usize| mixed_extent(decoding, rows, depth);
         self.pacer.mixed_chunk_rows(decoding, max, max_step_rows, limit, extent)
     }
+
+    /// Time to prefill this many tokens after `depth` others, in steps that take no longer than `limit`: by the steps measured
+    /// so far, before the first by an estimate for a slow GPU.
+    pub fn prefill_time(&self, tokens: usize, depth: u32, limit: Duration) -> Duration {
+        let rows = tokens.min(self.max_prefill_tokens(0, depth, limit)).max(1);
+        let seconds = self.pacer.estimated_seconds(bucket(rows), &mixed_extent(0, rows, depth));
+        Duration::from_secs_f64(seconds * tokens as f64 / rows as f64)
+    }
+}
+
+/// What a mixed step costs that prefills this many rows, at this depth.
+fn mixed_extent(decoding: usize, rows: usize, depth: u32) -> StepExtent {
+    let depth = depth.saturating_add(rows as u32);
+    StepExtent::uniform(RowCounts::new(decoding, rows), depth, bucket(decoding + 1))
 }
