@@ -45,7 +45,7 @@ test: setup lint ## run everything that must pass before a change lands; needs n
 	# Builds the binary that pulls the models too, with the same features as the tests: nothing is compiled twice.
 	cargo test $(no_shader_compiler) --no-run
 	@$(pull_test_models)
-	$(call export_path,GGUF,test-model) $(call export_path,SMOLLM2,test-smollm2) $(call export_path,QWEN,test-qwen) $(call export_path,MINILM,test-minilm) cargo test $(no_shader_compiler)
+	$(call export_path,GGUF,test-model) $(call export_path,SMOLLM2,test-smollm2) $(call export_path,QWEN,test-qwen) $(call export_path,MINILM,test-minilm) cargo test $(no_shader_compiler) --no-fail-fast
 	scripts/clients.sh
 
 # Exports the path of a real model for tests, if there is one.
