@@ -13,6 +13,7 @@ mod heaps;
 mod images;
 mod loading;
 mod logging;
+mod npu;
 mod pick;
 mod render;
 mod sampling;
@@ -54,6 +55,7 @@ enum Command {
     Devices(commands::devices::Arguments),
     Doctor(commands::doctor::Arguments),
     Monitor(commands::monitor::Arguments),
+    Npu(commands::npu::Arguments),
     Inspect(commands::inspect::Arguments),
     Quantize(commands::quantize::Arguments),
     Bench(commands::bench::Arguments),
@@ -100,6 +102,7 @@ fn run(command: Command, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         Command::Devices(arguments) => commands::devices::run(&arguments),
         Command::Doctor(arguments) => commands::doctor::run(&arguments),
         Command::Monitor(arguments) => commands::monitor::run(&arguments),
+        Command::Npu(arguments) => commands::npu::run(&arguments),
         Command::Inspect(arguments) => commands::inspect::run(&arguments),
         Command::Quantize(arguments) => commands::quantize::run(&arguments),
         Command::Bench(arguments) => commands::bench::run(&arguments),

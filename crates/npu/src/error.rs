@@ -20,6 +20,8 @@ pub enum Format {
     Cdo,
     /// Transaction stream: instructions of the NPU's controller.
     Txn,
+    /// Program of a core.
+    Program,
 }
 
 impl fmt::Display for Format {
@@ -30,6 +32,7 @@ impl fmt::Display for Format {
             Self::Pdi => "PDI",
             Self::Cdo => "CDO",
             Self::Txn => "transaction stream",
+            Self::Program => "core program",
         })
     }
 }
@@ -137,6 +140,16 @@ pub enum Error {
 impl Error {
     pub(crate) fn malformed(format: Format, offset: usize, reason: impl Into<String>) -> Self {
         Self::Malformed { format, offset, reason: reason.into() }
+    }
+
+    /// The same error in a part that begins at byte `by` of the whole.
+    pub(crate) fn moved(self, by: usize) -> Self {
+        match self {
+            Self::Malformed { format, offset, reason } => {
+                Self::Malformed { format, offset: offset + by, reason }
+            }
+            other => other,
+        }
     }
 
     pub(crate) fn unsupported(format: Format, feature: impl Into<String>) -> Self {

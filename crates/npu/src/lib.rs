@@ -8,15 +8,19 @@
 //! | [`tile`] | addresses and registers of the tile array |
 //! | [`gemm`] | matrix products of any shape: overlays by hash, and a generator of streams |
 //! | [`array`](mod@array) | a model of the tile array that runs an overlay and a stream on the CPU |
+//! | [`bundle`] | programs of the cores: bundles and their slots; reader and writer |
 //! | [`runtime`] | the driver: heap, buffers, contexts, commands, waits; and a fake driver with the model behind it |
+//! | [`selftest`] | exact products on an overlay, compared with the CPU |
 //!
 //! Not yet run on hardware by us. What can be checked without hardware is checked: sizes and numbers of
 //! the driver's interface, files bit by bit, and results in the array model.
 
 pub mod array;
+pub mod bundle;
 pub mod error;
 pub mod gemm;
 pub mod runtime;
+pub mod selftest;
 pub mod tile;
 pub mod txn;
 pub mod uapi;

@@ -15,11 +15,13 @@ pub mod fake;
 
 mod context;
 mod device;
+mod facts;
 mod heap;
 mod io;
 mod linux;
 
 pub use context::{Context, Fence};
 pub use device::{Buffer, Device, Instructions};
+pub use facts::DriverFacts;
 pub use io::{AccelIo, Call, DeviceMemory};
 pub use linux::LinuxIo;

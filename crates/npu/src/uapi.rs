@@ -10,8 +10,8 @@ use std::mem::size_of;
 
 pub use command::CommandState;
 pub use info::{
-    AieMetadata, GetArray, GetInfo, QUERY_AIE_METADATA, QUERY_FIRMWARE_VERSION, SET_POWER_MODE, SetState,
-    TileMetadata,
+    AieMetadata, Clock, GET_POWER_MODE, GetArray, GetInfo, QUERY_AIE_METADATA, QUERY_CLOCK_METADATA,
+    QUERY_FIRMWARE_VERSION, QUERY_SENSORS, SET_POWER_MODE, Sensor, SetState, TileMetadata,
 };
 
 /// Name that the driver reports to DRM's version query.

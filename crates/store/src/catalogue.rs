@@ -104,7 +104,7 @@ pub struct Pinned {
 }
 
 /// The licence of a model.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Licence {
     /// Its name.
     pub name: &'static str,

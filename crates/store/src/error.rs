@@ -23,6 +23,9 @@ pub enum Error {
     /// The environment determines no folder for the store.
     #[error("no folder for models is configured: set INDRIK_MODELS_DIR or HOME")]
     NoStoreFolder,
+    /// The environment determines no folder for overlays.
+    #[error("no folder for overlays is configured: set INDRIK_OVERLAYS_DIR or HOME")]
+    NoOverlayFolder,
     /// A model of the catalogue that is not in the store.
     #[error("'{argument}' is not a file, and the model is not downloaded yet: run `indrik pull {name}`")]
     NotPulled {
@@ -321,6 +324,7 @@ impl Error {
                 | Self::Cancelled
                 | Self::MalformedToken
                 | Self::NoStoreFolder
+                | Self::NoOverlayFolder
         )
     }
 }

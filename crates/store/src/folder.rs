@@ -120,12 +120,21 @@ pub(crate) fn file_stem(name: &str) -> Option<String> {
 }
 
 fn default_folder(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
-    let variable = |name| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    variable("INDRIK_MODELS_DIR").or_else(|| {
+    data_folder("INDRIK_MODELS_DIR", "models", variable)
+}
+
+/// The folder that the variable `setting` names, or `indrik/NAME` in the user's data folder.
+pub(crate) fn data_folder(
+    setting: &str,
+    name: &str,
+    variable: impl Fn(&str) -> Option<OsString>,
+) -> Option<PathBuf> {
+    let variable = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    variable(setting).or_else(|| {
         // The XDG specification requires relative paths to be ignored.
         let data = variable("XDG_DATA_HOME").filter(|path| path.is_absolute());
         let data = data.or_else(|| Some(variable("HOME")?.join(".local/share")))?;
-        Some(data.join("indrik/models"))
+        Some(data.join("indrik").join(name))
     })
 }
 

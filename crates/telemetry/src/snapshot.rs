@@ -15,7 +15,7 @@ pub struct Snapshot {
     pub gpus: Vec<GpuSample>,
     /// All processors together.
     pub cpu: CpuSample,
-    /// Accelerators of the kernel's `accel` class.
+    /// Accelerators of the kernel's `accel` class, and an NPU of AMD's that its driver does not run.
     pub npus: Vec<NpuSample>,
     /// System memory.
     pub memory: MemorySample,
@@ -117,6 +117,12 @@ pub struct NpuSample {
     pub busy: Option<f64>,
     /// Power draw.
     pub power_watts: Option<f64>,
+    /// Version of its firmware.
+    #[serde(default)]
+    pub firmware: Option<String>,
+    /// What keeps programs from using it, if something does: the first obstacle, as found when sampling began.
+    #[serde(default)]
+    pub obstacle: Option<String>,
 }
 
 /// System memory in bytes.

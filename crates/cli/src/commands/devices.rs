@@ -1,14 +1,15 @@
-//! `indrik devices`: lists the Vulkan devices.
+//! `indrik devices`: lists the Vulkan devices, and AMD's NPU.
 
 use std::process::ExitCode;
 
 use clap::Args;
 use gpu::{AdapterInfo, Instance, InstanceOptions, format_bytes};
 use serde_json::json;
+use telemetry::System;
 
-use crate::output;
+use crate::{npu::NpuFacts, output};
 
-/// List Vulkan devices with capability tier, memory heaps and budgets
+/// List Vulkan devices with capability tier, memory heaps and budgets, and AMD's NPU
 #[derive(Args)]
 #[command(after_help = "Example: indrik devices --json | jq '.devices[].name'")]
 pub struct Arguments {
@@ -22,11 +23,13 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let adapters = instance.adapters()?;
     let wanted = std::env::var("INDRIK_DEVICE").ok();
     let default = gpu::select_adapter(&adapters, wanted.as_deref()).ok().map(|adapter| adapter.info.index);
+    let npu = NpuFacts::of(&System::new());
     if arguments.json {
         let devices: Vec<_> = adapters.iter().map(|adapter| describe(&adapter.info, default)).collect();
-        output::print_json(&json!({ "devices": devices }))?;
+        output::print_json(&json!({ "devices": devices, "npu": npu.as_ref().map(NpuFacts::json) }))?;
     } else {
-        let text: Vec<_> = adapters.iter().map(|adapter| text(&adapter.info, default)).collect();
+        let mut text: Vec<_> = adapters.iter().map(|adapter| text(&adapter.info, default)).collect();
+        text.extend(npu.as_ref().map(npu_text));
         output::print(&text.join("\n"))?;
     }
     Ok(ExitCode::SUCCESS)
@@ -56,6 +59,16 @@ fn text(info: &AdapterInfo, default: Option<usize>) -> String {
             &format!("   heap {}   {} {place}{mapped}{budget}{used}\n", heap.index, format_bytes(heap.size));
     }
     text
+}
+
+/// The NPU, which is not a device that models run on.
+fn npu_text(npu: &NpuFacts) -> String {
+    let mut text = format!("NPU: {}\n", npu.text());
+    for obstacle in npu.xdna.obstacles() {
+        text += &format!("   blocked  {obstacle}\n");
+        text += &obstacle.fix().map_or(String::new(), |fix| format!("            → {fix}\n"));
+    }
+    text + &format!("   use      {}\n", npu.verdict())
 }
 
 /// The kind of device, for display.

@@ -14,6 +14,7 @@ pub mod kernels;
 pub mod man;
 pub mod models;
 pub mod monitor;
+pub mod npu;
 pub mod pull;
 pub mod quantize;
 pub mod rm;

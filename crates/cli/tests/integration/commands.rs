@@ -30,6 +30,8 @@ fn every_command_has_help_with_an_example() {
         &["chat"],
         &["eval", "logits"],
         &["eval", "perplexity"],
+        &["npu", "pull"],
+        &["npu", "selftest"],
         &["completions"],
         &["man"],
     ];

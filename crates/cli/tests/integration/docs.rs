@@ -264,6 +264,7 @@ impl User {
             .env("PATH", path)
             .env("HOME", self.home.path())
             .env("INDRIK_MODELS_DIR", self.home.path().join("models"))
+            .env("INDRIK_OVERLAYS_DIR", self.home.path().join("overlays"))
             .env("HF_ENDPOINT", &self.hub.server.url)
             .env("PIP_INDEX_URL", format!("{}/simple", self.hub.server.url));
         shell
@@ -368,6 +369,14 @@ fn check_indrik(user: &User, command: &Documented, arguments: &str) {
                 user.run(command, &text);
             }
         },
+        // This user's server has no overlays, and nothing runs without one; the arguments are accepted.
+        "npu" => {
+            let source = &user.hub.server.url;
+            let output = user.shell(&text).env("INDRIK_OVERLAY_SOURCE", source).output().unwrap();
+            let text = stdout(&output) + &stderr(&output);
+            assert_eq!(output.status.code(), Some(1), "{command}: {text}");
+            assert!(text.contains(source.as_str()) || text.contains("did not run"), "{command}: {text}");
+        }
         // Large shapes, or minutes of measurements.
         "bench" => user.parse(command, &text),
         "serve" if command.environment.iter().any(|(name, _)| name == "INDRIK_FAULT") => {

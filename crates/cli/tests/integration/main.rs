@@ -14,6 +14,7 @@ mod hub;
 mod inspect;
 mod models;
 mod monitor;
+mod npu;
 mod packaging;
 mod pull;
 mod rdna3;

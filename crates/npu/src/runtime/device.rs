@@ -3,13 +3,12 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::context::Context;
+use super::facts;
 use super::heap::{Heap, call, close, driver_error};
 use super::io::{AccelIo, Call, DeviceMemory};
 use crate::error::{Error, Result};
 use crate::txn::Stream;
-use crate::uapi::{
-    AieMetadata, BoKind, CreateBo, DRIVER_NAME, GetBoInfo, GetInfo, QUERY_AIE_METADATA, SyncBo, SyncDirection,
-};
+use crate::uapi::{AieMetadata, BoKind, CreateBo, GetBoInfo, SyncBo, SyncDirection};
 
 /// Address that the driver reports for a buffer that the NPU sees at its address in this process.
 const NO_ADDRESS: u64 = u64::MAX;
@@ -48,23 +47,8 @@ impl<I: AccelIo> Drop for Inner<I> {
 impl<I: AccelIo> Device<I> {
     /// Checks that the node is an XDNA NPU, and creates its heap.
     pub fn open(io: I) -> Result<Self> {
-        let (mut name, mut version) = (String::new(), (0, 0));
-        call(&io, Call::Version { name: &mut name, version: &mut version })?;
-        if name != DRIVER_NAME {
-            return Err(Error::WrongDevice(format!(
-                "the device's driver is {name}, not {DRIVER_NAME}; choose the node of an AMD NPU"
-            )));
-        }
-        let mut bytes = [0; 64];
-        let mut args = GetInfo { param: QUERY_AIE_METADATA, ..GetInfo::default() };
-        call(&io, Call::Info { args: &mut args, buffer: &mut bytes })?;
-        let metadata = AieMetadata::from_bytes(&bytes);
-        if metadata.core.row_count == 0 || metadata.cols == 0 {
-            return Err(Error::WrongDevice(format!(
-                "the driver reports {} columns with {} rows of cores; update the NPU's firmware",
-                metadata.cols, metadata.core.row_count
-            )));
-        }
+        let version = facts::version(&io)?;
+        let metadata = facts::metadata(&io)?;
         let inner = Inner { io, heap: Mutex::new(Heap::new()), metadata, version };
         inner.heap().grow(&inner.io)?;
         Ok(Self { inner: Arc::new(inner) })

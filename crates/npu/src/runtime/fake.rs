@@ -181,6 +181,11 @@ impl FakeDriver {
         self.state().fails = Some((index, error));
     }
 
+    /// [`FakeDriver::fail_call`] by the number of an error, which must be one.
+    pub fn fail_raw(&self, index: usize, errno: i32) {
+        self.fail_call(index, Errno::from_raw_os_error(errno));
+    }
+
     /// The calls so far.
     pub fn calls(&self) -> Vec<&'static str> {
         self.state().calls.clone()
@@ -189,6 +194,17 @@ impl FakeDriver {
     /// The fault of the last command that failed in the array model.
     pub fn fault(&self) -> Option<Fault> {
         self.state().fault.clone()
+    }
+
+    /// Maps a buffer object at an address that the caller has chosen.
+    pub fn map_at(&self, map_offset: u64, len: u64, address: u64) -> io::Result<FakeMemory> {
+        let mut state = self.state();
+        if let Some(error) = state.count("mmap") {
+            return Err(error.into());
+        }
+        let handle = state.map_at(map_offset, len, address)?;
+        drop(state);
+        Ok(FakeMemory { driver: self.clone(), handle, address, len })
     }
 
     /// What was not released: buffers, contexts, timelines, mappings and address ranges.
@@ -233,6 +249,26 @@ impl State {
             _ => Err(Errno::INVAL),
         }
     }
+
+    /// Maps an object at an address of the process; its handle.
+    fn map_at(&mut self, map_offset: u64, len: u64, address: u64) -> Result<u32, Errno> {
+        let heap_range = self.heap_range;
+        let (handle, object) = self.mappable(map_offset, len)?;
+        if object.kind == BoKind::DeviceHeap {
+            // The first chunk at a multiple of its size, the others behind it in the order of the NPU's addresses.
+            let first = heap_range.unwrap_or(address);
+            let expected = first + (object.address - crate::uapi::HEAP_BASE);
+            if address != expected || !first.is_multiple_of(HEAP_CHUNK) {
+                return Err(Errno::INVAL);
+            }
+            object.mapped = true;
+            self.heap_range = Some(first);
+        } else {
+            (object.mapped, object.address) = (true, address);
+        }
+        self.mappings += 1;
+        Ok(handle)
+    }
 }
 
 impl AccelIo for FakeDriver {
@@ -251,16 +287,8 @@ impl AccelIo for FakeDriver {
     }
 
     fn map(&self, map_offset: u64, len: u64) -> io::Result<FakeMemory> {
-        let mut state = self.state();
-        if let Some(error) = state.count("mmap") {
-            return Err(error.into());
-        }
-        let address = state.addresses(len, 4096);
-        let (handle, object) = state.mappable(map_offset, len)?;
-        object.mapped = true;
-        object.address = address;
-        state.mappings += 1;
-        Ok(FakeMemory { driver: self.clone(), handle, address, len })
+        let address = self.state().addresses(len, 4096);
+        self.map_at(map_offset, len, address)
     }
 
     fn reserve(&self, len: u64, align: u64) -> io::Result<FakeRange> {
@@ -274,22 +302,10 @@ impl AccelIo for FakeDriver {
     }
 
     fn map_into(&self, range: &FakeRange, at: u64, map_offset: u64, len: u64) -> io::Result<FakeMemory> {
-        let mut state = self.state();
-        if let Some(error) = state.count("mmap") {
-            return Err(error.into());
-        }
-        let address = range.base + at;
-        let first = *state.heap_range.get_or_insert(address);
-        let (handle, object) = state.mappable(map_offset, len)?;
-        object.mapped = true;
-        // The first chunk at a multiple of its size, the others behind it in the order of the NPU's addresses.
-        let expected = first + (object.address - crate::uapi::HEAP_BASE);
-        let inside = at.checked_add(len).is_some_and(|end| end <= range.len);
-        if !inside || address != expected || !first.is_multiple_of(HEAP_CHUNK) {
+        if at.checked_add(len).is_none_or(|end| end > range.len) {
             return Err(Errno::INVAL.into());
         }
-        state.mappings += 1;
-        Ok(FakeMemory { driver: self.clone(), handle, address, len })
+        self.map_at(map_offset, len, range.base + at)
     }
 
     fn deadline(&self, timeout: Duration) -> i64 {

@@ -1,19 +1,20 @@
 //! The kernel's driver.
 //!
 //! This is the only module of the crate with `unsafe`: requests by `ioctl`, and memory that the NPU sees too.
+//!
+//! Calls go through the C library rather than straight to the kernel, so that a library that is loaded before it can
+//! stand in for the kernel: that is how the binary is tested end to end without an NPU (`crates/fakenpu`).
 #![allow(unsafe_code)]
 
+use std::fs::OpenOptions;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::fs::{Mode, OFlags};
-use rustix::io::{Errno, retry_on_intr};
-use rustix::ioctl::Updater;
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
 
 use super::io::{AccelIo, Call, DeviceMemory};
@@ -29,15 +30,15 @@ pub struct LinuxIo {
 impl LinuxIo {
     /// Opens a node.
     pub fn open(path: &Path) -> Result<Self> {
-        let node = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
-        node.map(|node| Self { node }).map_err(|errno| Error::Open {
+        let node = OpenOptions::new().read(true).write(true).open(path);
+        node.map(|node| Self { node: node.into() }).map_err(|source| Error::Open {
             path: path.display().to_string(),
-            advice: match errno {
-                Errno::NOENT => "the amdxdna driver of Linux 6.14 or later provides it",
-                Errno::ACCESS | Errno::PERM => "add the user to the node's group, usually render",
+            advice: match source.kind() {
+                io::ErrorKind::NotFound => "the amdxdna driver of Linux 6.14 or later provides it",
+                io::ErrorKind::PermissionDenied => "add the user to the node's group, usually render",
                 _ => "look at the kernel's log",
             },
-            source: errno.into(),
+            source,
         })
     }
 
@@ -46,11 +47,36 @@ impl LinuxIo {
     /// # Safety
     /// As above: the kernel reads and writes through the structure and the pointers in it.
     unsafe fn request<const REQUEST: u32, T>(&self, args: &mut T) -> io::Result<()> {
-        // SAFETY: the caller vouches for the structure and its pointers; `args` is exclusive for the call.
-        let result = retry_on_intr(|| unsafe {
-            rustix::ioctl::ioctl(&self.node, Updater::<REQUEST, T>::new(&mut *args))
-        });
-        result.map_err(Into::into)
+        loop {
+            // SAFETY: the caller vouches for the structure and its pointers; `args` is exclusive for the call.
+            let result = unsafe {
+                libc::ioctl(self.node.as_raw_fd(), libc::Ioctl::from(REQUEST), ptr::from_mut(args))
+            };
+            if result != -1 {
+                return Ok(());
+            }
+            let error = io::Error::last_os_error();
+            if error.kind() != io::ErrorKind::Interrupted {
+                return Err(error);
+            }
+        }
+    }
+
+    /// Maps a buffer object.
+    ///
+    /// # Safety
+    /// With `MAP_FIXED`, nothing else may use the addresses.
+    unsafe fn mmap(
+        &self,
+        at: *mut u8,
+        len: usize,
+        flags: libc::c_int,
+        map_offset: u64,
+    ) -> io::Result<*mut u8> {
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let offset = libc::off_t::try_from(map_offset).map_err(|_| Errno::INVAL)?;
+        // SAFETY: a new mapping; the caller vouches for what it replaces.
+        mapped(unsafe { libc::mmap(at.cast(), len, protection, flags, self.node.as_raw_fd(), offset) })
     }
 
     fn version(&self, name: &mut String, version: &mut (i32, i32)) -> io::Result<()> {
@@ -101,6 +127,11 @@ impl LinuxIo {
     }
 }
 
+/// The result of `mmap`.
+fn mapped(base: *mut libc::c_void) -> io::Result<*mut u8> {
+    if base == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(base.cast()) }
+}
+
 impl AccelIo for LinuxIo {
     type Memory = Mapping;
     type Range = Arc<Reserved>;
@@ -146,21 +177,19 @@ impl AccelIo for LinuxIo {
 
     fn map(&self, map_offset: u64, len: u64) -> io::Result<Mapping> {
         let len = usize::try_from(len).map_err(|_| Errno::NOMEM)?;
-        let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
-        // SAFETY: a new mapping at an address that the kernel chooses.
-        let base =
-            unsafe { rustix::mm::mmap(ptr::null_mut(), len, protection, flags, &self.node, map_offset)? };
-        Mapping::new(base.cast(), len, None)
+        // SAFETY: the kernel chooses the address.
+        let base = unsafe { self.mmap(ptr::null_mut(), len, libc::MAP_SHARED, map_offset)? };
+        Mapping::new(base, len, None)
     }
 
     fn reserve(&self, len: u64, align: u64) -> io::Result<Arc<Reserved>> {
         let total =
             len.checked_add(align).and_then(|total| usize::try_from(total).ok()).ok_or(Errno::NOMEM)?;
-        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_NORESERVE | libc::MAP_ANONYMOUS;
         // SAFETY: a new mapping at an address that the kernel chooses; it has no accessible memory.
-        let base = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), total, ProtFlags::empty(), flags)? };
+        let base = mapped(unsafe { libc::mmap(ptr::null_mut(), total, libc::PROT_NONE, flags, -1, 0) })?;
         let aligned = (base as u64).next_multiple_of(align);
-        Ok(Arc::new(Reserved { base: base.cast(), total, aligned, len }))
+        Ok(Arc::new(Reserved { base, total, aligned, len }))
     }
 
     fn map_into(&self, range: &Arc<Reserved>, at: u64, map_offset: u64, len: u64) -> io::Result<Mapping> {
@@ -169,14 +198,12 @@ impl AccelIo for LinuxIo {
         }
         let len = usize::try_from(len).map_err(|_| Errno::NOMEM)?;
         let target = range.base.wrapping_add((range.aligned - range.base as u64 + at) as usize);
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
         // Locked, as XRT does it: the firmware maps the heap when a context is created.
-        let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::LOCKED;
+        let flags = libc::MAP_SHARED | libc::MAP_FIXED | libc::MAP_LOCKED;
         // SAFETY: the target is inside the reserved range, as checked above, which nothing else uses: the heap maps
         // each chunk at its own place, once.
-        let base =
-            unsafe { rustix::mm::mmap(target.cast(), len, protection, flags, &self.node, map_offset)? };
-        Mapping::new(base.cast(), len, Some(Arc::clone(range)))
+        let base = unsafe { self.mmap(target, len, flags, map_offset)? };
+        Mapping::new(base, len, Some(Arc::clone(range)))
     }
 
     fn deadline(&self, timeout: Duration) -> i64 {
@@ -203,7 +230,7 @@ unsafe impl Sync for Reserved {}
 impl Drop for Reserved {
     fn drop(&mut self) {
         // SAFETY: mappings into the range hold it, so none is left. A failure leaves addresses unused.
-        let _ = unsafe { rustix::mm::munmap(self.base.cast(), self.total) };
+        let _ = unsafe { libc::munmap(self.base.cast(), self.total) };
     }
 }
 
@@ -236,7 +263,7 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         if self.range.is_none() {
             // SAFETY: this mapping is its own, and nothing borrows from it. A failure leaves addresses unused.
-            let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
+            let _ = unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
         }
     }
 }

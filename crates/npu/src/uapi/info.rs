@@ -14,8 +14,14 @@ pub struct GetInfo {
 
 /// `param` of [`GetInfo`] for [`AieMetadata`].
 pub const QUERY_AIE_METADATA: u32 = 1;
+/// `param` of [`GetInfo`] for two [`Clock`]s: of the controller and of the array.
+pub const QUERY_CLOCK_METADATA: u32 = 3;
+/// `param` of [`GetInfo`] for a list of [`Sensor`]s, from version 0.7 of the driver.
+pub const QUERY_SENSORS: u32 = 4;
 /// `param` of [`GetInfo`] for the firmware's version: major, minor, patch, build.
 pub const QUERY_FIRMWARE_VERSION: u32 = 8;
+/// `param` of [`GetInfo`] for the power mode, in the first of eight bytes.
+pub const GET_POWER_MODE: u32 = 9;
 
 /// Argument of [`SET_STATE`](super::SET_STATE).
 #[repr(C)]
@@ -127,5 +133,80 @@ impl AieMetadata {
             }
         }
         bytes
+    }
+}
+
+/// Reads a name that ends at its first zero byte.
+fn name_of(bytes: &[u8]) -> String {
+    let len = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+    String::from_utf8_lossy(&bytes[..len]).into_owned()
+}
+
+fn u32_of(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
+
+/// A clock, in the answer to [`QUERY_CLOCK_METADATA`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Clock {
+    /// Its name.
+    pub name: String,
+    /// Its frequency.
+    pub mhz: u32,
+}
+
+impl Clock {
+    /// Size in bytes.
+    pub const BYTES: usize = 24;
+
+    /// Reads what the driver wrote.
+    pub fn from_bytes(bytes: &[u8; Self::BYTES]) -> Self {
+        Self { name: name_of(&bytes[..16]), mhz: u32_of(bytes, 16) }
+    }
+
+    /// What the driver writes.
+    pub fn to_bytes(&self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        let len = self.name.len().min(15);
+        bytes[..len].copy_from_slice(&self.name.as_bytes()[..len]);
+        bytes[16..20].copy_from_slice(&self.mhz.to_le_bytes());
+        bytes
+    }
+}
+
+/// A sensor, in the answer to [`QUERY_SENSORS`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sensor {
+    /// The value.
+    pub input: u32,
+    /// Power of ten that the value is multiplied by.
+    pub exponent: i8,
+    /// What it measures: 0 is power in watts.
+    pub kind: u8,
+}
+
+impl Sensor {
+    /// Size in bytes.
+    pub const BYTES: usize = 168;
+    /// `kind` of power.
+    pub const POWER: u8 = 0;
+
+    /// Reads what the driver wrote.
+    pub fn from_bytes(bytes: &[u8; Self::BYTES]) -> Self {
+        Self { input: u32_of(bytes, 64), exponent: i8::from_le_bytes([bytes[160]]), kind: bytes[161] }
+    }
+
+    /// What the driver writes.
+    pub fn to_bytes(self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        bytes[64..68].copy_from_slice(&self.input.to_le_bytes());
+        bytes[160] = self.exponent.to_le_bytes()[0];
+        bytes[161] = self.kind;
+        bytes
+    }
+
+    /// The value in its unit.
+    pub fn value(&self) -> f64 {
+        f64::from(self.input) * 10f64.powi(i32::from(self.exponent))
     }
 }

@@ -1,6 +1,7 @@
 //! Files decode and encode to the same bytes, and damaged ones are errors.
 
-use npu::tile::{Direction, TilePlace};
+use npu::bundle::Bundle;
+use npu::tile::{Address, Direction, Register, TilePlace};
 use npu::txn::{Op, Stream, Sync};
 use npu::xclbin::{Cdo, CdoCommand, Partition, Pdi, Xclbin};
 use npu::{Error, Format};
@@ -184,4 +185,45 @@ fn errors_say_what_and_where() {
     }
     let error = Stream::decode(b"0001 zz").expect_err("no hexadecimal word").to_string();
     assert!(error.contains("not hexadecimal"), "{error}");
+}
+
+/// The programs in an overlay: one per core.
+fn programs(file: &[u8]) -> Vec<Vec<u8>> {
+    let partition = Xclbin::decode(file).and_then(|xclbin| xclbin.partition()).expect("a partition");
+    let mut programs: Vec<(TilePlace, Vec<u8>)> = Vec::new();
+    for entry in &partition.pdis {
+        for command in entry.pdi().expect("a PDI").cdo.commands {
+            let CdoCommand::DmaWrite { address, data } = command else { continue };
+            let address = Address::of(address as u32);
+            let Register::Program { offset } = address.register else { continue };
+            if offset == 0 {
+                programs.push((address.place, Vec::new()));
+            }
+            let (place, program) = programs.last_mut().expect("a program begins at its first word");
+            assert_eq!((*place, program.len()), (address.place, offset as usize), "written in order");
+            program.extend(data.iter().flat_map(|word| word.to_le_bytes()));
+        }
+    }
+    programs.into_iter().map(|(_, program)| program).collect()
+}
+
+#[test]
+fn every_bundle_of_the_public_programs_is_the_same_after_decoding_and_encoding() {
+    for (name, cores, expected) in [
+        ("gemm-256-1col.xclbin", 1, 497),
+        ("gemm-512-4col.xclbin", 16, 16 * 492),
+        ("mladf_gemm_4x4_a8w8acc32.xclbin", 16, 13_884),
+    ] {
+        let Some(file) = data(name) else { continue };
+        let programs = programs(&file);
+        assert_eq!(programs.len(), cores, "{name}");
+        let mut bundles = 0;
+        for program in programs {
+            let decoded = Bundle::decode_all(&program).unwrap_or_else(|error| panic!("{name}: {error}"));
+            let encoded: Vec<u8> = decoded.iter().flat_map(Bundle::encode).collect();
+            assert_eq!(encoded, program, "{name}");
+            bundles += decoded.len();
+        }
+        assert_eq!(bundles, expected, "{name}");
+    }
 }

@@ -3,6 +3,7 @@
 //! Each test takes thousands of damaged inputs. INDRIK_NPU_CASES sets how many.
 
 use npu::array::{Array, HostMemory};
+use npu::bundle::{Bundle, Slot};
 use npu::txn::Stream;
 use npu::xclbin::{Cdo, Partition, Pdi, Xclbin};
 
@@ -100,6 +101,23 @@ fn damaged_streams() {
         assert!(!binary || again == *bytes);
         assert_eq!(Stream::decode(&again).expect("the same stream"), stream);
         assert!(stream.to_string().lines().count() > stream.instructions.len());
+        true
+    });
+}
+
+#[test]
+fn damaged_programs() {
+    let slots = [Slot::LoadA, Slot::LoadB, Slot::Alu, Slot::Move, Slot::Store, Slot::Vector];
+    // Bundles of several lengths.
+    let program: Vec<u8> = (0..slots.len())
+        .flat_map(|first| slots[first..].chunks(2))
+        .filter_map(|slots| Bundle::new(&slots.iter().map(|slot| (*slot, 0x5555)).collect::<Vec<_>>()).ok())
+        .flat_map(|bundle| bundle.encode())
+        .collect();
+    check("core program", &[program], |bytes, _| {
+        let Ok(bundles) = Bundle::decode_all(bytes) else { return false };
+        assert_eq!(bundles.iter().flat_map(Bundle::encode).collect::<Vec<_>>(), *bytes);
+        assert!(bundles.iter().all(|bundle| !bundle.to_string().is_empty()));
         true
     });
 }

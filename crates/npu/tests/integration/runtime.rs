@@ -5,7 +5,8 @@ use std::time::Duration;
 use npu::Error;
 use npu::gemm::{GemmPlan, Overlay};
 use npu::runtime::fake::{FakeDriver, HeapRule, Outcome};
-use npu::runtime::{AccelIo, Call, Context, Device};
+use npu::runtime::{AccelIo, Call, Context, Device, DriverFacts};
+use npu::selftest;
 use npu::tile::{Register, TileKind, TilePlace};
 use npu::txn::{Op, Stream};
 use npu::uapi::{BoKind, CommandState, CreateBo, GetBoInfo, MAX_CONTEXTS, SetState};
@@ -289,4 +290,53 @@ fn public_overlays_through_the_driver() {
         assert!(right.unwrap_or_else(|error| panic!("{}: {error}", overlay.name)), "{}", overlay.name);
         assert_eq!(driver.leaks(), [""; 0]);
     }
+}
+
+#[test]
+fn the_driver_tells_what_it_knows() {
+    let driver = driver(HeapRule::Fixed);
+    let facts = DriverFacts::query(&driver).expect("facts");
+    assert_eq!((facts.version, facts.firmware), ((0, 7), Some([1, 5, 2, 380])));
+    assert_eq!((facts.array.cols, facts.array.core.row_count, facts.power_mode), (4, 4, Some("default")));
+    let clocks: Vec<_> = facts.clocks.iter().map(|clock| (clock.name.as_str(), clock.mhz)).collect();
+    assert_eq!(clocks, [("MP-NPU Clock", 600), ("H Clock", 1024)]);
+    assert_eq!(facts.watts, None, "the kernel cannot read the power of Phoenix");
+    assert_eq!(driver.leaks(), [""; 0]);
+    // Optional answers may fail; the others may not.
+    for (index, name) in driver.calls().iter().enumerate() {
+        let failing = self::driver(HeapRule::Fixed);
+        failing.fail_call(index, Errno::INVAL);
+        assert_eq!(DriverFacts::query(&failing).is_ok(), index >= 2, "{name} ({index})");
+    }
+}
+
+#[test]
+fn the_self_test_passes_and_notices_a_wrong_element() {
+    let (overlay, image) = (small_overlay::overlay(), small_overlay::pdi());
+    let model = selftest::on_model(&overlay, &image, &mut |_| {}).expect("products");
+    assert!(model.passed() && model.dispatch.is_none() && model.products[0].gops().is_none(), "{model:?}");
+    assert_eq!(model.products.len(), 2);
+
+    let driver = driver(HeapRule::Fixed);
+    let device = Device::open(driver.clone()).expect("a device");
+    let mut reported = Vec::new();
+    let mut report = |product: &selftest::Product| reported.push(product.clone());
+    let outcome = selftest::on_device(&device, &overlay, &image, TIMEOUT, &mut report).expect("products");
+    assert!(outcome.passed() && outcome.dispatch.is_some(), "{outcome:?}");
+    assert_eq!(outcome.products, reported);
+    let compared = |(m, _, n): selftest::Shape| 10 * m * n;
+    for (product, shape) in outcome.products.iter().zip(selftest::shapes(&overlay)) {
+        assert_eq!((product.shape, product.compared, product.wrong), (shape, compared(shape), 0));
+    }
+
+    // Commands that do nothing leave C as it was.
+    driver.set_outcome(Outcome::End(CommandState::Completed));
+    let outcome = selftest::on_device(&device, &overlay, &image, TIMEOUT, &mut |_| {}).expect("products");
+    let product = &outcome.products[0];
+    assert!(!outcome.passed() && product.wrong == product.compared, "{product:?}");
+    let (row, column, found, right) = product.first_wrong.expect("a wrong element");
+    assert_eq!((row, column, found), (0, 0, i32::from_le_bytes([0xa5; 4])));
+    assert_ne!(found, right);
+    drop(device);
+    assert_eq!(driver.leaks(), [""; 0]);
 }

@@ -4,5 +4,6 @@
 mod common;
 mod folder;
 mod hub;
+mod overlays;
 mod pull;
 mod remove;

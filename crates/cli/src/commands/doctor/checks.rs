@@ -4,11 +4,11 @@ use gpu::{Adapter, AdapterInfo, AdapterKind, Device};
 use kernels::matmul::tuning::Tuning;
 use telemetry::{Access, System};
 
-use super::{Finding, Level, memory, settings};
-use crate::commands::devices;
+use super::{Finding, Level, memory, npu, settings};
+use crate::{commands::devices, npu::NpuFacts};
 
 /// Checks of the system, with or without a device.
-pub fn machine(system: &System, adapters: &[Adapter]) -> Vec<Finding> {
+pub fn machine(system: &System, adapters: &[Adapter], npu: Option<&NpuFacts>) -> Vec<Finding> {
     let mut findings = Vec::new();
     let kernel = system.kernel();
     if let Some(release) = &kernel.release {
@@ -32,46 +32,7 @@ pub fn machine(system: &System, adapters: &[Adapter]) -> Vec<Finding> {
     findings.extend(gpus_without_driver(system, adapters));
     findings.extend(settings::power(system));
     findings.extend(settings::environment(|name| std::env::var(name).ok()));
-    findings.extend(npus(system));
-    findings
-}
-
-/// NPUs, which Indrik does not use yet: their node, driver and firmware.
-fn npus(system: &System) -> Vec<Finding> {
-    let mut findings = Vec::new();
-    for npu in system.npus() {
-        let model = npu.model.as_ref().map_or(String::new(), |model| format!(" {model},"));
-        let driver = npu.driver.as_deref().unwrap_or("no driver");
-        let firmware = npu.firmware.as_deref().unwrap_or("unknown");
-        let access = match &npu.node.access {
-            Access::ReadWrite => "can be opened".to_string(),
-            Access::Denied => "may not be opened by this user".to_string(),
-            Access::Missing => "does not exist".to_string(),
-            Access::Failed(reason) => format!("cannot be opened: {reason}"),
-        };
-        let text = format!(
-            "{}:{model} driver {driver}, firmware {firmware}; {} {access}. Indrik does not use it",
-            npu.name,
-            npu.node.path.display(),
-        );
-        let finding = Finding::new(Level::Note, "NPU", text);
-        findings.push(match npu.node.join_group_command() {
-            Some(command) => finding.fix(format!("{command}, then log in again")),
-            None => finding,
-        });
-    }
-    for address in system.npus_without_driver() {
-        let text = format!("the NPU at {address} has no driver. Indrik does not use it");
-        let mut fix = "its driver, amdxdna, is in Linux 6.14 and later".to_string();
-        for parameter in system.kernel().parameters_named(&["amd_iommu", "iommu"]) {
-            if parameter.ends_with("=off") {
-                fix += &format!(
-                    "\nremove {parameter} from the kernel's command line: the driver needs the IOMMU"
-                );
-            }
-        }
-        findings.push(Finding::new(Level::Note, "NPU", text).fix(fix));
-    }
+    findings.extend(npu::findings(system, npu));
     findings
 }
 

@@ -2,6 +2,7 @@
 
 mod checks;
 mod memory;
+mod npu;
 mod report;
 mod selftest;
 mod settings;
@@ -15,7 +16,7 @@ use serde::Serialize;
 use serde_json::json;
 use telemetry::System;
 
-use crate::{commands::devices, output};
+use crate::{commands::devices, npu::NpuFacts, output};
 
 /// Diagnose this machine and suggest fixes
 #[derive(Args)]
@@ -103,7 +104,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let system = System::new();
     let adapters = Instance::new(&InstanceOptions::default()).and_then(|instance| instance.adapters());
     let adapters = adapters.unwrap_or_default();
-    let mut findings = checks::machine(&system, &adapters);
+    let npu = NpuFacts::of(&system);
+    let mut findings = checks::machine(&system, &adapters, npu.as_ref());
     match &opened {
         Ok((_, device)) => findings.extend(checks::device(&system, device)),
         Err(error) => findings.push(Finding::new(Level::Problem, "Vulkan", error.to_string())),
@@ -122,7 +124,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
 
     if let Some(file) = &arguments.report {
-        report::write(file, &system, &findings, &adapters, results.as_ref())?;
+        report::write(file, &system, &findings, &adapters, npu.as_ref(), results.as_ref())?;
         note!("Wrote {}. Read it before you publish it.", file.display());
     }
     let healthy = findings.iter().all(|finding| finding.level != Level::Problem)
@@ -133,7 +135,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             .ok()
             .map(|(_, device)| devices::describe(device.info(), Some(device.info().index)));
         output::print_json(&json!({
-            "healthy": healthy, "findings": findings, "device": device, "selftest": results,
+            "healthy": healthy, "findings": findings, "device": device, "npu": npu.as_ref().map(NpuFacts::json),
+            "selftest": results,
         }))?;
     } else if let Some(results) = &results {
         output::print(&results.text())?;

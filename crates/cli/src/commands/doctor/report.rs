@@ -11,7 +11,7 @@ use serde_json::json;
 use telemetry::System;
 
 use super::{Finding, selftest, text};
-use crate::commands::devices;
+use crate::{commands::devices, npu::NpuFacts};
 
 /// Variables whose names are reported if they begin so. Their values could be keys or names of people.
 const VARIABLES: [&str; 6] = ["INDRIK_", "VK_", "MESA_", "RADV_", "ROCR_", "HSA_"];
@@ -22,6 +22,7 @@ pub fn write(
     system: &System,
     findings: &[Finding],
     adapters: &[Adapter],
+    npu: Option<&NpuFacts>,
     results: Option<&selftest::Results>,
 ) -> anyhow::Result<()> {
     let mut report = format!("# Indrik {} on {}\n", env!("CARGO_PKG_VERSION"), env::consts::ARCH);
@@ -40,6 +41,7 @@ pub fn write(
         "displays": system.pci_displays(),
         "render_nodes": system.render_nodes(),
         "npus": system.npus(),
+        "npu": npu.map(NpuFacts::json),
         "power": system.power_settings(),
         "variables_set": variables(env::vars_os().filter_map(|(name, _)| name.into_string().ok())),
     });

@@ -375,11 +375,18 @@ fn machine_lines(machine: &Snapshot, is_server: bool) -> Vec<Line<'static>> {
         or_unknown(pressure.io, percent),
     )));
     for npu in &machine.npus {
-        lines.push(Line::raw(format!(
-            "NPU      {}, {} busy",
-            printable(&npu.name),
-            or_unknown(npu.busy, percent)
-        )));
+        lines.push(Line::raw(match &npu.obstacle {
+            Some(obstacle) => format!("NPU      {}: {}", printable(&npu.name), printable(obstacle)),
+            None => format!(
+                "NPU      {}, {} busy, {}, firmware {}",
+                printable(&npu.name),
+                or_unknown(npu.busy, percent),
+                power(npu.power_watts),
+                npu.firmware
+                    .as_deref()
+                    .map_or_else(|| "unknown".into(), |version| printable(version).to_string()),
+            ),
+        }));
     }
     lines
 }

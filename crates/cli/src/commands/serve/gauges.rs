@@ -1,8 +1,8 @@
-//! Metrics of the machine for `/metrics`: GPU memory, utilisation, power, memory bandwidth, process memory.
+//! Metrics of the machine for `/metrics`: GPU memory, utilisation, power, memory bandwidth, NPUs, process memory.
 
 use engine::Status;
 use server::{Gauge, stats::BandwidthStats};
-use telemetry::{GpuSample, System};
+use telemetry::{GpuSample, NpuSample, System};
 
 use super::hardware::Hardware;
 
@@ -22,6 +22,29 @@ const GPUS: [(&str, &str, Read); 8] = [
         gpu.energy_joules
     }),
 ];
+
+/// Reads one value of an NPU.
+type ReadNpu = fn(&NpuSample) -> Option<f64>;
+
+/// Name, HELP text and reader of each gauge of an NPU.
+const NPUS: [(&str, &str, ReadNpu); 3] = [
+    ("npu_busy_ratio", "NPU utilisation, 0 to 1", |npu| npu.busy),
+    ("npu_power_watts", "Power draw of the NPU", |npu| npu.power_watts),
+    (
+        "npu_usable",
+        "1 if nothing keeps programs from using the NPU, 0 otherwise; no model runs on it",
+        |npu| Some(if npu.obstacle.is_none() { 1.0 } else { 0.0 }),
+    ),
+];
+
+/// Gauges of the NPUs.
+fn npu_gauges(npus: &[NpuSample]) -> impl Iterator<Item = Gauge> {
+    NPUS.iter().flat_map(move |(name, help, read)| {
+        npus.iter().filter_map(move |npu| {
+            Some(Gauge { name, help, label: Some(("npu", npu.name.clone())), value: read(npu)? })
+        })
+    })
+}
 
 fn bytes(bytes: Option<u64>) -> Option<f64> {
     bytes.map(|bytes| bytes as f64)
@@ -58,5 +81,32 @@ pub fn read(status: &Status, hardware: &Hardware) -> Vec<Gauge> {
         value: memory.rss as f64,
     });
     let bandwidth = hardware.bandwidth(status).into_iter().flat_map(bandwidth_gauges);
-    memory.into_iter().chain(bandwidth).chain(gpu_gauges).collect()
+    let npus = snapshot.as_ref().map_or(&[][..], |snapshot| &snapshot.npus);
+    memory.into_iter().chain(bandwidth).chain(gpu_gauges).chain(npu_gauges(npus)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_npu_has_gauges_for_what_is_known_about_it() {
+        let npu = |name: &str, busy, obstacle: Option<&str>| NpuSample {
+            name: name.to_string(),
+            busy,
+            power_watts: None,
+            firmware: None,
+            obstacle: obstacle.map(str::to_string),
+        };
+        let npus = [npu("NPU Phoenix", Some(0.5), None), npu("XDNA1", None, Some("no driver"))];
+        let seen: Vec<_> = npu_gauges(&npus)
+            .map(|gauge| (gauge.name, gauge.label.map_or(String::new(), |(_, npu)| npu), gauge.value))
+            .collect();
+        let expected = [
+            ("npu_busy_ratio", "NPU Phoenix".to_string(), 0.5),
+            ("npu_usable", "NPU Phoenix".to_string(), 1.0),
+            ("npu_usable", "XDNA1".to_string(), 0.0),
+        ];
+        assert_eq!(seen, expected);
+    }
 }

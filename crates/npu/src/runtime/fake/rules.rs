@@ -6,14 +6,17 @@ use super::{HeapRule, Hwctx, LINE, Object, Outcome, State};
 use crate::runtime::Call;
 use crate::tile::ROWS;
 use crate::uapi::{
-    AieMetadata, BoKind, CONFIG_CU, CommandState, ConfigHwctx, CreateBo, CreateHwctx, CuConfig, ExecCmd,
-    GetBoInfo, GetInfo, HEAP_ALIGN, HEAP_BASE, HEAP_CHUNK, MAX_ARGUMENT_BUFFERS, MAX_CONTEXTS,
-    QUERY_AIE_METADATA, SyncBo, SyncDirection, TileMetadata,
+    AieMetadata, BoKind, CONFIG_CU, Clock, CommandState, ConfigHwctx, CreateBo, CreateHwctx, CuConfig,
+    ExecCmd, GET_POWER_MODE, GetBoInfo, GetInfo, HEAP_ALIGN, HEAP_BASE, HEAP_CHUNK, MAX_ARGUMENT_BUFFERS,
+    MAX_CONTEXTS, QUERY_AIE_METADATA, QUERY_CLOCK_METADATA, QUERY_FIRMWARE_VERSION, SyncBo, SyncDirection,
+    TileMetadata,
 };
 
 const COLUMNS: u16 = 4;
 const CORE_ROWS: u16 = 4;
 const MAX_UNITS: usize = 32;
+/// A published firmware of Phoenix.
+const FIRMWARE: [u32; 4] = [1, 5, 2, 380];
 /// What the driver reports where it has no address.
 const NO_ADDRESS: u64 = u64::MAX;
 /// More than any test asks for.
@@ -249,7 +252,23 @@ impl State {
 }
 
 fn info(args: &mut GetInfo, buffer: &mut [u8]) -> Answer {
-    require(args.param == QUERY_AIE_METADATA)?;
+    let bytes = match args.param {
+        QUERY_AIE_METADATA => metadata().to_bytes().to_vec(),
+        QUERY_FIRMWARE_VERSION => FIRMWARE.iter().flat_map(|number| number.to_le_bytes()).collect(),
+        QUERY_CLOCK_METADATA => {
+            let clock = |name: &str, mhz| Clock { name: name.to_owned(), mhz }.to_bytes();
+            [clock("MP-NPU Clock", 600), clock("H Clock", 1024)].concat()
+        }
+        GET_POWER_MODE => vec![0; 8],
+        // As on Phoenix, whose power the kernel cannot read.
+        _ => return Err(Errno::OPNOTSUPP),
+    };
+    buffer.get_mut(..bytes.len()).ok_or(Errno::NOSPC)?.copy_from_slice(&bytes);
+    args.buffer_size = bytes.len() as u32;
+    Ok(())
+}
+
+fn metadata() -> AieMetadata {
     let tile = |row_count, row_start, dma_channel_count, lock_count| TileMetadata {
         row_count,
         row_start,
@@ -257,7 +276,7 @@ fn info(args: &mut GetInfo, buffer: &mut [u8]) -> Answer {
         lock_count,
         ..TileMetadata::default()
     };
-    let metadata = AieMetadata {
+    AieMetadata {
         cols: COLUMNS,
         rows: ROWS as u16,
         version: [2, 0],
@@ -265,11 +284,7 @@ fn info(args: &mut GetInfo, buffer: &mut [u8]) -> Answer {
         mem: tile(1, 1, 6, 64),
         shim: tile(1, 0, 2, 16),
         ..AieMetadata::default()
-    };
-    let bytes = metadata.to_bytes();
-    buffer.get_mut(..bytes.len()).ok_or(Errno::NOSPC)?.copy_from_slice(&bytes);
-    args.buffer_size = bytes.len() as u32;
-    Ok(())
+    }
 }
 
 #[cfg(test)]

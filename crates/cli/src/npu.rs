@@ -1,0 +1,107 @@
+//! AMD's NPU, for display: facts of the system and of the driver, and what keeps programs from using it.
+
+use std::path::Path;
+
+use npu::runtime::{DriverFacts, LinuxIo};
+use serde_json::{Value, json};
+use telemetry::{Access, System, Xdna};
+
+/// What is known about AMD's NPU.
+pub struct NpuFacts {
+    /// From the system's files.
+    pub xdna: Xdna,
+    /// From the driver, if its node could be opened.
+    pub driver: Option<DriverFacts>,
+}
+
+impl NpuFacts {
+    /// AMD's NPU; `None` if there is no sign of one. Asks the driver, which wakes the NPU.
+    pub fn of(system: &System) -> Option<Self> {
+        let xdna = system.xdna()?;
+        let driver = xdna.npu.as_ref().filter(|npu| npu.node.access == Access::ReadWrite);
+        let driver = driver.and_then(|npu| ask(&npu.node.path));
+        Some(Self { xdna, driver })
+    }
+
+    /// One line: generation, node, driver, firmware, array, clocks.
+    pub fn text(&self) -> String {
+        let Self { xdna, driver } = self;
+        let mut parts = vec![xdna.generation.map_or("none", |generation| generation.name()).to_string()];
+        if let Some(npu) = &xdna.npu {
+            let model = npu.model.as_ref().map_or(String::new(), |model| format!(" ({model})"));
+            parts[0] += &format!("{model}, {}", npu.node.path.display());
+            parts.push(format!("driver {}", npu.driver.as_deref().unwrap_or("unknown")));
+            if let Some(version) = xdna.module.as_ref().and_then(|module| module.version.as_ref()) {
+                parts.push(format!("build {version}"));
+            }
+            parts.push(format!("firmware {}", npu.firmware.as_deref().unwrap_or("unknown")));
+        }
+        parts.extend(driver.iter().flat_map(driver_parts));
+        parts.join(", ")
+    }
+
+    /// What it is good for.
+    pub fn verdict(&self) -> &'static str {
+        match self.xdna.generation {
+            Some(generation) => generation.verdict(),
+            None => "nothing is lost for Indrik, which uses the GPU",
+        }
+    }
+
+    /// Everything that is known.
+    pub fn json(&self) -> Value {
+        let obstacles: Vec<Value> = self
+            .xdna
+            .obstacles()
+            .iter()
+            .map(|obstacle| {
+                let mut value = serde_json::to_value(obstacle).unwrap_or_default();
+                value["text"] = json!(obstacle.to_string());
+                value["fix"] = json!(obstacle.fix());
+                value
+            })
+            .collect();
+        json!({
+            "facts": self.xdna,
+            "driver": self.driver.as_ref().map(driver_json),
+            "obstacles": obstacles,
+            "verdict": self.verdict(),
+        })
+    }
+}
+
+/// The driver's facts; `None` if it does not answer.
+fn ask(node: &Path) -> Option<DriverFacts> {
+    let facts = LinuxIo::open(node).and_then(|io| DriverFacts::query(&io));
+    facts.inspect_err(|error| tracing::debug!("{}: {error}", node.display())).ok()
+}
+
+/// The driver's facts, for a line.
+pub fn driver_parts(driver: &DriverFacts) -> Vec<String> {
+    let (major, minor) = driver.version;
+    let mut parts = vec![
+        format!("interface {major}.{minor}"),
+        format!("{} columns of {} cores", driver.array.cols, driver.array.core.row_count),
+    ];
+    parts.extend(driver.clocks.iter().map(|clock| format!("{} {} MHz", clock.name, clock.mhz)));
+    parts.extend(driver.power_mode.map(|mode| format!("power mode {mode}")));
+    parts.extend(driver.watts.map(|watts| format!("{watts:.1} W")));
+    parts
+}
+
+/// The driver's facts as JSON.
+pub fn driver_json(driver: &DriverFacts) -> Value {
+    let clocks: Vec<Value> =
+        driver.clocks.iter().map(|clock| json!({ "name": clock.name, "mhz": clock.mhz })).collect();
+    let firmware = driver.firmware.map(|numbers| numbers.map(|number| number.to_string()).join("."));
+    json!({
+        "interface": format!("{}.{}", driver.version.0, driver.version.1),
+        "firmware": firmware,
+        "columns": driver.array.cols,
+        "rows": driver.array.rows,
+        "core_rows": driver.array.core.row_count,
+        "clocks": clocks,
+        "power_mode": driver.power_mode,
+        "power_watts": driver.watts,
+    })
+}

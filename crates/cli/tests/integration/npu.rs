@@ -1,0 +1,275 @@
+//! `indrik npu` on a fake driver under the real binary: `fakenpu`, a preloaded library, answers the binary's own calls
+//! to `open`, `ioctl` and `mmap`, with the array model as the NPU. Tests with a public overlay run if
+//! `INDRIK_TEST_DATA` names a folder with `npu/`.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Output},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use serde_json::{Value, json};
+
+use crate::common::{indrik, json, stderr, stdout};
+use store::testing::{Page, Server};
+
+const NODE: &str = "/dev/accel/fake";
+/// One core: the smallest public overlay.
+const OVERLAY: &str = "gemm-256-1col";
+
+/// A public overlay; prints what is skipped without.
+fn overlay() -> Option<PathBuf> {
+    let folder = std::env::var_os("INDRIK_TEST_DATA").map(PathBuf::from);
+    let file = folder.map(|folder| folder.join(format!("npu/{OVERLAY}.xclbin"))).filter(|file| file.exists());
+    if file.is_none() {
+        println!("skipped: INDRIK_TEST_DATA has no npu/{OVERLAY}.xclbin");
+    }
+    file
+}
+
+/// The library that is preloaded. Cargo builds it beside the tests, which depend on it.
+fn library() -> PathBuf {
+    let tests = std::env::current_exe().unwrap();
+    let library = tests.with_file_name("libfakenpu.so");
+    assert!(library.exists(), "{} is missing: cargo builds it with this test", library.display());
+    library
+}
+
+/// A self-test on the fake driver.
+struct Faked {
+    folder: tempfile::TempDir,
+    overlay: PathBuf,
+}
+
+impl Faked {
+    fn new() -> Option<Self> {
+        Some(Self { overlay: overlay()?, folder: tempfile::tempdir().unwrap() })
+    }
+
+    /// Runs it; its output, and the calls and leaks that the driver saw.
+    fn run(&self, name: &str, environment: &[(&str, String)]) -> (Output, Vec<String>) {
+        let log = self.folder.path().join(name);
+        let mut command = indrik(&["npu", "selftest", "--json", "--node", NODE, "--overlay"]);
+        command
+            .arg(&self.overlay)
+            .env("LD_PRELOAD", library())
+            .env("FAKENPU_NODE", NODE)
+            .env("FAKENPU_LOG", &log);
+        command.envs(environment.iter().map(|(name, value)| (name, value)));
+        let output = command.output().unwrap();
+        let log = fs::read_to_string(&log).unwrap_or_default();
+        let lines: Vec<String> = log.lines().map(str::to_owned).collect();
+        // Whatever happened, the node was closed, and nothing was left.
+        assert_eq!(lines.last().map(String::as_str), Some("closed"), "{name}: {}", stderr(&output));
+        let leaks: Vec<&String> = lines.iter().filter(|line| line.starts_with("leak")).collect();
+        assert!(leaks.is_empty(), "{name}: {leaks:?}");
+        (output, lines)
+    }
+}
+
+#[test]
+fn the_self_test_goes_through_real_calls() {
+    let Some(faked) = Faked::new() else { return };
+    for (name, chunks) in [("fixed", ""), ("expandable", "8")] {
+        let (output, calls) = faked.run(name, &[("FAKENPU_CHUNKS", chunks.to_string())]);
+        assert!(output.status.success(), "{}{}", stdout(&output), stderr(&output));
+        let result = json(&output);
+        assert_eq!(
+            (&result["passed"], &result["ran_on"], &result["error"]),
+            (&json!(true), &json!("npu"), &Value::Null)
+        );
+        assert_eq!(result["overlay"]["name"], OVERLAY);
+        assert_eq!(result["driver"]["firmware"], "1.5.2.380");
+        assert_eq!(result["driver"]["clocks"][1], json!({ "name": "H Clock", "mhz": 1024 }));
+        let products = result["products"].as_array().unwrap();
+        let shapes: Vec<_> =
+            products.iter().map(|product| (&product["m"], &product["k"], &product["n"])).collect();
+        assert_eq!(shapes[1], (&json!(37), &json!(263), &json!(61)));
+        assert!(products.iter().all(|product| product["wrong"] == 0 && product["gops"].as_f64().is_some()));
+        assert!(result["dispatch_microseconds"]["median"].as_f64().is_some());
+        // As the kernel wants it: facts, the heap before anything in it, then the context with its PDI.
+        let beginning = [
+            "VERSION",
+            "GET_INFO",
+            "GET_INFO",
+            "GET_INFO",
+            "GET_INFO",
+            "GET_INFO",
+            "VERSION",
+            "GET_INFO",
+            "CREATE_BO",
+            "GET_BO_INFO",
+            "mmap",
+            "CREATE_BO",
+            "GET_BO_INFO",
+            "SYNC_BO",
+            "CREATE_HWCTX",
+            "CONFIG_HWCTX",
+        ];
+        assert_eq!(calls[..beginning.len()], beginning);
+        let count = |name: &str| calls.iter().filter(|call| *call == name).count();
+        assert_eq!(count("EXEC_CMD"), 40, "ten runs of three products and of an empty stream");
+        assert_eq!(count("EXEC_CMD"), count("SYNCOBJ_TIMELINE_WAIT"));
+        assert_eq!(count("CREATE_BO"), count("GEM_CLOSE"));
+        assert_eq!(count("CREATE_HWCTX"), count("DESTROY_HWCTX"));
+    }
+}
+
+#[test]
+fn a_fault_at_any_call_is_a_clear_error_without_leaks() {
+    let Some(faked) = Faked::new() else { return };
+    let calls = faked.run("whole", &[]).1;
+    let calls = &calls[..calls.len() - 1];
+    // Every call up to the end of the second run, which is the first that repeats; the rest are repetitions and
+    // releases, of which `INDRIK_TEST_ALL` takes all.
+    let executions: Vec<usize> = (0..calls.len()).filter(|index| calls[*index] == "EXEC_CMD").collect();
+    let all = std::env::var_os("INDRIK_TEST_ALL").is_some();
+    let chosen: Vec<usize> = (0..calls.len()).filter(|index| all || *index <= executions[1] + 1).collect();
+    let next = AtomicUsize::new(0);
+    let check = || {
+        while let Some(&index) = chosen.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let (name, errno) = (&calls[index], if index % 2 == 0 { 22 } else { 12 });
+            let fault = ("FAKENPU_FAIL", format!("{index}:{errno}"));
+            let (output, _) = faked.run(&format!("fault-{index}"), &[fault]);
+            let result = json(&output);
+            // Facts beyond the array's size may be missing, and nothing can be done about what is not released.
+            let is_optional = (2..6).contains(&index)
+                || ["GEM_CLOSE", "DESTROY_HWCTX", "SYNCOBJ_DESTROY"].contains(&name.as_str());
+            assert_eq!(output.status.success(), is_optional, "{name} ({index}): {result}");
+            assert_eq!(output.status.code(), Some(if is_optional { 0 } else { 1 }));
+            let error = result["error"].as_str().unwrap_or_default();
+            // A heap without room is named as such.
+            let is_named = error.contains(name.as_str()) || error.contains("no room");
+            assert!(is_optional || is_named, "{name} ({index}): {error}");
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(check);
+        scope.spawn(check);
+    });
+    println!("{} of {} calls failed, one at a time", chosen.len(), calls.len());
+}
+
+#[test]
+fn wrong_results_and_hangs_fail_the_self_test() {
+    let Some(faked) = Faked::new() else { return };
+    let (output, _) = faked.run("corrupt", &[("FAKENPU_CORRUPT", "1".into())]);
+    let result = json(&output);
+    assert_eq!(
+        (output.status.code(), &result["passed"], &result["error"]),
+        (Some(1), &json!(false), &Value::Null)
+    );
+    let product = &result["products"][0];
+    assert!(product["wrong"].as_u64() >= Some(1), "{product}");
+    assert_eq!((&product["first_wrong"]["row"], &product["first_wrong"]["column"]), (&json!(0), &json!(0)));
+
+    let (output, calls) = faked.run("hang", &[("FAKENPU_HANG", "1".into())]);
+    let result = json(&output);
+    let error = result["error"].as_str().unwrap_or_default();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(error.contains("did not finish the command within 10000 ms"), "{error}");
+    // The array stops before memory that it might still write is given back.
+    let position = |name: &str| calls.iter().position(|call| call == name).unwrap();
+    let after = calls[position("SYNCOBJ_TIMELINE_WAIT") + 1..].to_vec();
+    assert_eq!(after[0], "DESTROY_HWCTX", "{after:?}");
+}
+
+#[test]
+fn the_same_products_run_on_the_array_model() {
+    let Some(overlay) = overlay() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let report = folder.path().join("report.md");
+    let run = |json: bool| {
+        let mut command = indrik(&["npu", "selftest", "--model", "--overlay"]);
+        command.arg(&overlay).arg("--report").arg(&report).args(json.then_some("--json"));
+        command.output().unwrap()
+    };
+    let output = run(false);
+    let text = stdout(&output);
+    assert!(output.status.success(), "{text}{}", stderr(&output));
+    assert!(text.contains("the array model in software, not an NPU: no speed"), "{text}");
+    assert!(text.contains("32 × 256 × 32: 1,024 elements compared, exact\n"), "{text}");
+    assert!(
+        text.ends_with("self-test passed\n") && !text.contains("GOPS") && !text.contains("dispatch"),
+        "{text}"
+    );
+    assert!(fs::read_to_string(&report).unwrap().contains(&text), "the report is what was printed");
+    let result = json(&run(true));
+    assert_eq!((&result["passed"], &result["ran_on"]), (&json!(true), &json!("model")));
+    assert_eq!(
+        (&result["products"][0]["gops"], &result["dispatch_microseconds"]),
+        (&Value::Null, &Value::Null)
+    );
+}
+
+#[test]
+fn what_cannot_be_run_says_why_and_what_to_do() {
+    let folder = tempfile::tempdir().unwrap();
+    let selftest = |arguments: &[&str]| {
+        let mut command = indrik(&["npu", "selftest"]);
+        let output = command.args(arguments).env("INDRIK_OVERLAYS_DIR", folder.path()).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}");
+        let text = stdout(&output);
+        assert!(text.ends_with("self-test did not run\n"), "{arguments:?}: {text}");
+        text
+    };
+    assert!(selftest(&["--model"]).contains("`indrik npu pull` downloads them"));
+    let other = folder.path().join("other.xclbin");
+    fs::write(&other, "xclbin2").unwrap();
+    let text = selftest(&["--model", "--overlay", other.to_str().unwrap()]);
+    assert!(text.contains("not a known overlay") && text.contains(OVERLAY), "{text}");
+    if let Some(overlay) = overlay() {
+        let overlay = overlay.to_str().unwrap();
+        let text = selftest(&["--node", "/dev/accel/none", "--overlay", overlay]);
+        assert!(text.contains("cannot open /dev/accel/none") && text.contains("amdxdna"), "{text}");
+        let text = selftest(&["--node", "/dev/null", "--overlay", overlay]);
+        assert!(text.contains("VERSION failed"), "{text}");
+    }
+    if !Path::new("/dev/accel").exists() {
+        let text = selftest(&[]);
+        assert!(text.contains("--model runs the same products on the array model"), "{text}");
+    }
+}
+
+#[test]
+fn overlays_are_pulled_from_a_server() {
+    let Some(file) = overlay() else { return };
+    let (folder, server) = (tempfile::tempdir().unwrap(), Server::start());
+    let [_, expected] = store::OVERLAYS.iter().collect::<Vec<_>>()[..] else { panic!("two overlays") };
+    assert_eq!(expected.name, OVERLAY);
+    let path = expected.url("");
+    server.put(&path, Page { body: Arc::new(fs::read(&file).unwrap()), ..Page::default() });
+    let command = |arguments: &[&str]| -> Command {
+        let mut command = indrik(&[&["npu"], arguments].concat());
+        command.env("INDRIK_OVERLAYS_DIR", folder.path()).env("INDRIK_OVERLAY_SOURCE", &server.url);
+        command
+    };
+    let output = command(&["pull", OVERLAY]).output().unwrap();
+    assert!(output.status.success(), "{}{}", stdout(&output), stderr(&output));
+    assert!(stdout(&output).contains("pulled, SHA-256 verified"), "{}", stdout(&output));
+    assert!(
+        stderr(&output).contains("Licence: MIT") && stderr(&output).contains(&server.url),
+        "{}",
+        stderr(&output)
+    );
+    let result = json(&command(&["pull", OVERLAY, "--json"]).output().unwrap());
+    assert_eq!(
+        (&result["overlays"][0]["pulled"], &result["overlays"][0]["name"]),
+        (&json!(false), &json!(OVERLAY))
+    );
+    assert_eq!(server.requests(&path).len(), 1, "it is there");
+    // What was pulled is what the self-test takes.
+    let result = json(&command(&["selftest", "--model", "--json"]).output().unwrap());
+    assert_eq!((&result["passed"], &result["overlay"]["name"]), (&json!(true), &json!(OVERLAY)));
+
+    let output = command(&["pull", "gemm-512-4col"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("404 (not found)"), "{}", stderr(&output));
+    let output = command(&["pull", "resnet"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("known overlays: gemm-512-4col, gemm-256-1col"), "{}", stderr(&output));
+}

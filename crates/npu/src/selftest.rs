@@ -1,0 +1,214 @@
+//! The self-test: exact products on an overlay, compared with the CPU, and how long they take.
+//!
+//! [`on_device`] runs them through the driver; [`on_model`] runs the same on the array model, which has no time, so
+//! that it measures nothing.
+
+use std::time::{Duration, Instant};
+
+use crate::array::{Array, HostMemory};
+use crate::error::Result;
+use crate::gemm::{GemmPlan, Overlay};
+use crate::runtime::{AccelIo, Context, Device};
+use crate::txn::Stream;
+use crate::xclbin::Pdi;
+
+/// Largest magnitude of an element: no sum of the shapes below comes near 32 bits.
+const MAX_ELEMENT: u64 = 255;
+/// What C holds before a run, so that an element that was not written is noticed.
+const POISON: u8 = 0xa5;
+/// Runs of which the shortest counts.
+const REPETITIONS: usize = 10;
+
+/// Rows of A, columns of A, columns of B.
+pub type Shape = (usize, usize, usize);
+
+/// A product that was compared.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Product {
+    /// Its shape.
+    pub shape: Shape,
+    /// Elements that were compared, over all repetitions.
+    pub compared: usize,
+    /// Elements that were wrong.
+    pub wrong: usize,
+    /// The first wrong element: row, column, what was computed, and what is right.
+    pub first_wrong: Option<(usize, usize, i32, i32)>,
+    /// The shortest of several runs, from the submission to the end of the wait; `None` in the model.
+    pub shortest: Option<Duration>,
+}
+
+impl Product {
+    /// Billions of multiplications and additions per second.
+    pub fn gops(&self) -> Option<f64> {
+        let (m, k, n) = self.shape;
+        let seconds = self.shortest?.as_secs_f64();
+        (seconds > 0.0).then(|| 2.0 * m as f64 * k as f64 * n as f64 / seconds / 1e9)
+    }
+}
+
+/// What the self-test found.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Outcome {
+    /// The products, in their order.
+    pub products: Vec<Product>,
+    /// The shortest run of a stream that writes one register, and the median; `None` in the model.
+    pub dispatch: Option<(Duration, Duration)>,
+}
+
+impl Outcome {
+    /// Whether every element of every product is right.
+    pub fn passed(&self) -> bool {
+        !self.products.is_empty() && self.products.iter().all(|product| product.wrong == 0)
+    }
+}
+
+/// The shapes that test an overlay: one block; one that is padded in each dimension, with K in two parts; and one of
+/// 32 blocks for the speed.
+pub fn shapes(overlay: &Overlay) -> [Shape; 3] {
+    let (m, k, n) = overlay.block();
+    [(m, k, n), (m + 5, k + 7, 2 * n - 3), (4 * m, 2 * k, 4 * n)]
+}
+
+/// Runs the products on the array model: all but the largest.
+pub fn on_model(overlay: &Overlay, image: &[u8], report: &mut dyn FnMut(&Product)) -> Result<Outcome> {
+    let mut outcome = Outcome::default();
+    let [small, padded, _] = shapes(overlay);
+    for shape in [small, padded] {
+        let problem = Problem::new(overlay, shape)?;
+        let pdi = Pdi::decode(image)?;
+        let mut array = Array::load(overlay.columns, &pdi.cdo, overlay.library())?;
+        let c = vec![POISON; problem.plan.c_bytes()];
+        let mut host = HostMemory::from_arguments(vec![problem.a.clone(), problem.b.clone(), c]);
+        array.run(&problem.plan.stream()?, &mut host)?;
+        let mut product = problem.product();
+        problem.compare(host.argument(2).unwrap_or_default(), &mut product)?;
+        report(&product);
+        outcome.products.push(product);
+    }
+    Ok(outcome)
+}
+
+/// Runs the products through the driver.
+pub fn on_device<I: AccelIo>(
+    device: &Device<I>,
+    overlay: &Overlay,
+    image: &[u8],
+    timeout: Duration,
+    report: &mut dyn FnMut(&Product),
+) -> Result<Outcome> {
+    let mut outcome = Outcome::default();
+    let context = device.context(u16::from(overlay.columns), image)?;
+    for shape in shapes(overlay) {
+        let problem = Problem::new(overlay, shape)?;
+        let product = problem.run(device, &context, timeout)?;
+        report(&product);
+        outcome.products.push(product);
+    }
+    outcome.dispatch = Some(dispatch(device, &context, overlay, timeout)?);
+    Ok(outcome)
+}
+
+/// Shortest and median time of a stream that only writes a register that each product's stream writes.
+fn dispatch<I: AccelIo>(
+    device: &Device<I>,
+    context: &Context<I>,
+    overlay: &Overlay,
+    timeout: Duration,
+) -> Result<(Duration, Duration)> {
+    let (m, k, n) = overlay.block();
+    let product = GemmPlan::new(overlay, m, k, n)?.stream()?;
+    let first = product.ops().take(1).cloned().collect();
+    let instructions = device.instructions(&Stream::new(overlay.columns, first))?;
+    let mut times = Vec::new();
+    for _ in 0..REPETITIONS {
+        let start = Instant::now();
+        context.run(&instructions, &[], timeout)?;
+        times.push(start.elapsed());
+    }
+    times.sort_unstable();
+    Ok((times[0], times[REPETITIONS / 2]))
+}
+
+/// Operands, and the right result.
+struct Problem<'a> {
+    plan: GemmPlan<'a>,
+    shape: Shape,
+    a: Vec<u8>,
+    b: Vec<u8>,
+    right: Vec<i32>,
+}
+
+impl<'a> Problem<'a> {
+    fn new(overlay: &'a Overlay, shape: Shape) -> Result<Self> {
+        let (m, k, n) = shape;
+        let plan = GemmPlan::new(overlay, m, k, n)?;
+        let mut random = Random(0x5eed + (m * k * n) as u64);
+        let (a, b) = (random.matrix(m * k), random.matrix(k * n));
+        let mut right = vec![0i32; m * n];
+        for (row, a) in right.chunks_exact_mut(n).zip(a.chunks_exact(k)) {
+            for (&a, b) in a.iter().zip(b.chunks_exact(n)) {
+                for (sum, &b) in row.iter_mut().zip(b) {
+                    *sum += i32::from(a) * i32::from(b);
+                }
+            }
+        }
+        Ok(Self { a: plan.pack_a(&a)?, b: plan.pack_b(&b)?, plan, shape, right })
+    }
+
+    fn product(&self) -> Product {
+        Product { shape: self.shape, compared: 0, wrong: 0, first_wrong: None, shortest: None }
+    }
+
+    fn run<I: AccelIo>(
+        &self,
+        device: &Device<I>,
+        context: &Context<I>,
+        timeout: Duration,
+    ) -> Result<Product> {
+        let instructions = device.instructions(&self.plan.stream()?)?;
+        let (a, b) = (device.buffer(self.a.len())?, device.buffer(self.b.len())?);
+        let c = device.buffer(self.plan.c_bytes())?;
+        a.write(&self.a)?;
+        b.write(&self.b)?;
+        let mut product = self.product();
+        let mut bytes = vec![0; self.plan.c_bytes()];
+        let poison = vec![POISON; bytes.len()];
+        for _ in 0..REPETITIONS {
+            c.write(&poison)?;
+            let start = Instant::now();
+            context.run(&instructions, &[&a, &b, &c], timeout)?;
+            let elapsed = start.elapsed();
+            product.shortest = Some(product.shortest.map_or(elapsed, |shortest| shortest.min(elapsed)));
+            c.read(&mut bytes)?;
+            self.compare(&bytes, &mut product)?;
+        }
+        Ok(product)
+    }
+
+    fn compare(&self, bytes: &[u8], product: &mut Product) -> Result<()> {
+        let found = self.plan.unpack_c(bytes)?;
+        let columns = self.shape.2;
+        product.compared += found.len();
+        for (index, (&found, &right)) in found.iter().zip(&self.right).enumerate() {
+            if found != right {
+                product.wrong += 1;
+                product.first_wrong.get_or_insert((index / columns, index % columns, found, right));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Deterministic elements.
+struct Random(u64);
+
+impl Random {
+    fn matrix(&mut self, count: usize) -> Vec<i16> {
+        (0..count).map(|_| self.element()).collect()
+    }
+
+    fn element(&mut self) -> i16 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((self.0 >> 33) % (2 * MAX_ELEMENT + 1)) as i16 - MAX_ELEMENT as i16
+    }
+}
