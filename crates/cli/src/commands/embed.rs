@@ -122,8 +122,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         }
     }
     let cut = if truncated > 0 { format!(", {truncated} truncated") } else { String::new() };
+    let texts = if embeddings.len() == 1 { "text" } else { "texts" };
     note!(
-        "{}: {} texts, {} tokens, {} dimensions in {seconds:.2} s{cut}",
+        "{}: {} {texts}, {} tokens, {} dimensions in {seconds:.2} s{cut}",
         model.device().name,
         output::grouped(embeddings.len()),
         output::grouped(tokens),

@@ -59,7 +59,7 @@ fn texts_become_vectors_in_every_format() {
 
     let written = embed(&["hello", "--dimensions", "8", "--output", output.to_str().unwrap()]);
     assert!(written.status.success() && stdout(&written).is_empty(), "{}", stderr(&written));
-    assert!(stderr(&written).contains("1 texts, 3 tokens, 8 dimensions"), "{}", stderr(&written));
+    assert!(stderr(&written).contains("1 text, 3 tokens, 8 dimensions"), "{}", stderr(&written));
     assert_eq!(std::fs::read(&output).unwrap().len(), 8 * 4);
 }
 
