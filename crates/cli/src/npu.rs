@@ -93,10 +93,9 @@ pub fn driver_parts(driver: &DriverFacts) -> Vec<String> {
 pub fn driver_json(driver: &DriverFacts) -> Value {
     let clocks: Vec<Value> =
         driver.clocks.iter().map(|clock| json!({ "name": clock.name, "mhz": clock.mhz })).collect();
-    let firmware = driver.firmware.map(|numbers| numbers.map(|number| number.to_string()).join("."));
     json!({
         "interface": format!("{}.{}", driver.version.0, driver.version.1),
-        "firmware": firmware,
+        "firmware": firmware(driver),
         "columns": driver.array.cols,
         "rows": driver.array.rows,
         "core_rows": driver.array.core.row_count,
@@ -104,4 +103,9 @@ pub fn driver_json(driver: &DriverFacts) -> Value {
         "power_mode": driver.power_mode,
         "power_watts": driver.watts,
     })
+}
+
+/// The firmware's version, as the driver reports it.
+pub fn firmware(driver: &DriverFacts) -> Option<String> {
+    Some(driver.firmware?.map(|number| number.to_string()).join("."))
 }

@@ -20,7 +20,7 @@ use store::OVERLAYS;
 use telemetry::{NpuGeneration, System};
 
 use crate::{
-    npu::{NpuFacts, driver_json, driver_parts},
+    npu::{NpuFacts, driver_json, driver_parts, firmware},
     output,
 };
 
@@ -149,14 +149,18 @@ impl Run {
             }
         }
         if let Some(driver) = &self.driver {
-            text += &format!("driver      {}\n", driver_parts(driver).join(", "));
+            let firmware = firmware(driver).unwrap_or_else(|| "unknown".to_string());
+            text += &format!("driver      firmware {firmware}, {}\n", driver_parts(driver).join(", "));
         }
         if let Some(overlay) = self.overlay {
             text += &format!("overlay     {}, SHA-256 {}\n", overlay.name, hex(&overlay.file));
         }
-        let place =
-            if self.is_model { "the array model in software, not an NPU: no speed" } else { "the NPU" };
-        text += &format!("ran on      {place}\n\n");
+        match (self.products.is_empty(), self.is_model) {
+            (true, _) => {}
+            (false, true) => text += "ran on      the array model in software, not an NPU: no speed\n",
+            (false, false) => text += "ran on      the NPU\n",
+        }
+        text.push('\n');
         for product in &self.products {
             text += &product_line(product);
         }
@@ -183,7 +187,7 @@ impl Run {
         let dispatch = self.outcome.as_ref().and_then(|outcome| outcome.dispatch);
         json!({
             "passed": self.passed(),
-            "ran_on": if self.is_model { "model" } else { "npu" },
+            "ran_on": (!self.products.is_empty()).then_some(if self.is_model { "model" } else { "npu" }),
             "error": self.error,
             "overlay": self.overlay.map(|overlay| json!({ "name": overlay.name, "sha256": hex(&overlay.file) })),
             "products": products,

@@ -93,3 +93,29 @@ fn plain_text_has_the_requests_too() {
         assert!(text.contains(expected), "{expected:?}:\n{text}");
     }
 }
+
+#[test]
+fn an_npu_is_shown_with_its_load_or_with_what_blocks_it() {
+    let npu = |name: &str, busy, firmware: Option<&str>, obstacle: Option<&str>| telemetry::NpuSample {
+        name: name.to_string(),
+        busy,
+        power_watts: None,
+        firmware: firmware.map(str::to_string),
+        obstacle: obstacle.map(str::to_string),
+    };
+    let npus = vec![
+        npu("NPU Strix Halo", Some(0.25), Some("1.1.2.65"), None),
+        npu("XDNA1", None, None, Some("the driver amdxdna is not loaded")),
+    ];
+    let lines: Vec<String> = machine_lines(&Snapshot { npus, ..Snapshot::default() }, false)
+        .iter()
+        .map(ToString::to_string)
+        .collect();
+    assert_shows(
+        &lines,
+        &[
+            "NPU      NPU Strix Halo, 25% busy, power unknown, firmware 1.1.2.65",
+            "NPU      XDNA1: the driver amdxdna is not loaded",
+        ],
+    );
+}
