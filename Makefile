@@ -1,6 +1,6 @@
 # Every target does its own set-up. `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test clients soak withstand lint audit fmt webui webui-test shaders model models rdna3 bench curve versus perplexity dist image recording
+.PHONY: help setup demo serve test clients scaleout soak withstand lint audit fmt webui webui-test shaders model models rdna3 bench curve versus perplexity dist image recording
 
 INDRIK := target/release/indrik
 # The models of `demo` and `serve`, and of `perplexity` and `versus`: a name in the store or a file.
@@ -54,6 +54,19 @@ export_path = path=$$(cat target/$(2) 2>/dev/null); [ -z "$$path" ] || export IN
 clients: setup model ## test the server with OpenAI's and Anthropic's Python and npm packages, schemathesis, and programs such as LangChain and Open WebUI; a real model's tool calls too after `make models`
 	$(call export_path,QWEN,test-qwen) scripts/clients.sh
 	scripts/programs.sh target/debug/indrik
+
+# Of each other's packages, one has a command with the other's name: a virtual environment each.
+scaleout: setup ## test two servers behind gateways (SMG, vllm-router) with the commands of docs/scale-out.md: restarts, kill -9, lost devices, full queues, prefix routing (Python 3.11, 3 minutes)
+	cargo build
+	$(call gateway,smg==1.13.0)
+	$(call gateway,vllm-router==0.1.16)
+	$(call gateway,kubernetes-validate==1.37.0)
+	target/scaleout/kubernetes-validate/bin/kubernetes-validate --strict packaging/kubernetes/server.yaml
+	scripts/scaleout.py target/debug/indrik target/scaleout/smg/bin/smg target/scaleout/vllm-router/bin/vllm-router crates/model/tests/fixtures/gguf_q8_0/model.gguf
+
+# Installs a package at a version, once.
+gateway = folder=target/scaleout/$(firstword $(subst ==, ,$(1))); [ "$$(cat $$folder/installed 2> /dev/null)" = "$(1)" ] || \
+	{ rm -rf $$folder && python3 -m venv $$folder && $$folder/bin/pip -q install "$(1)" && echo "$(1)" > $$folder/installed; }
 
 soak: setup ## the long tests: load for INDRIK_SOAK=1800 seconds (`make test` has 40 of them), all kernels for RDNA3, the shader compiler, all models in all settings, random cases, long inputs
 	cargo clippy -p indrik-shaders --all-targets

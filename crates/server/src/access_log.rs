@@ -1,7 +1,7 @@
 //! The access log: one line per request with its id, token counts, latencies and outcome. Never its content.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use axum::http::{HeaderMap, HeaderName};
 use engine::Usage;
@@ -9,12 +9,16 @@ use tracing::Span;
 
 use crate::metrics::Metrics;
 use crate::random;
+use crate::traces::{self, ParentContext, SpanId, TraceId, Traces};
 
 /// Header that carries the request id, in requests and in responses.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// Maximum length of a request id from a client.
 const MAX_ID_LENGTH: usize = 128;
+
+/// Maximum length of the path in an exported span: the client chooses it.
+const MAX_SPAN_PATH: usize = 256;
 
 /// Outcome of a request that ended without another one: its client disconnected.
 const DISCONNECTED: &str = "client_disconnected";
@@ -30,7 +34,16 @@ pub(crate) struct LogEntry {
     method: String,
     path: String,
     metrics: Arc<Metrics>,
+    trace: Option<Trace>,
     state: Mutex<State>,
+}
+
+/// The span that is exported when the request ends.
+struct Trace {
+    traces: Arc<Traces>,
+    id: TraceId,
+    parent: Option<SpanId>,
+    started: SystemTime,
 }
 
 #[derive(Default)]
@@ -43,11 +56,29 @@ struct State {
 }
 
 impl LogEntry {
-    pub(crate) fn new(method: String, path: String, headers: &HeaderMap, metrics: Arc<Metrics>) -> LogEntry {
+    pub(crate) fn new(
+        method: String,
+        path: String,
+        headers: &HeaderMap,
+        metrics: Arc<Metrics>,
+        traces: Option<Arc<Traces>>,
+    ) -> LogEntry {
         let id = client_id(headers).unwrap_or_else(random::id);
         // At level `error`, so that no log filter drops the id from an event that it lets through.
-        let span = tracing::error_span!("request", request_id = id);
-        LogEntry { id, started: Instant::now(), span, method, path, metrics, state: Mutex::default() }
+        let span = tracing::error_span!("request", request_id = id, trace_id = tracing::field::Empty);
+        let parent = ParentContext::of(headers);
+        // A trace that its caller does not record would have a hole where it started.
+        let traces = traces.filter(|_| parent.is_none_or(|parent| parent.is_sampled));
+        let trace = traces.map(|traces| Trace {
+            traces,
+            id: parent.map_or_else(TraceId::random, |parent| parent.trace),
+            parent: parent.map(|parent| parent.span),
+            started: SystemTime::now(),
+        });
+        if let Some(id) = parent.map(|parent| parent.trace).or(trace.as_ref().map(|trace| trace.id)) {
+            span.record("trace_id", tracing::field::display(id));
+        }
+        LogEntry { id, started: Instant::now(), span, method, path, metrics, trace, state: Mutex::default() }
     }
 
     fn update(&self, update: impl FnOnce(&mut State)) {
@@ -104,7 +135,6 @@ impl Drop for LogEntry {
         let outcome = state.outcome.unwrap_or(DISCONNECTED);
         let total = self.started.elapsed();
         let first_token = state.first_token.map(|at| at - self.started);
-        self.metrics.count_request(outcome);
         self.span.in_scope(|| {
             tracing::info!(
                 method = self.method,
@@ -119,6 +149,24 @@ impl Drop for LogEntry {
                 "request finished"
             );
         });
+        if let Some(Trace { traces, id, parent, started }) = self.trace.take() {
+            traces.push(traces::Span {
+                trace: id,
+                id: SpanId::random(),
+                parent,
+                method: std::mem::take(&mut self.method),
+                path: self.path.chars().take(MAX_SPAN_PATH).collect(),
+                request_id: std::mem::take(&mut self.id),
+                model: std::mem::take(&mut state.model),
+                outcome,
+                usage: state.usage,
+                started,
+                duration: total,
+                time_to_first_token: first_token,
+            });
+        }
+        // Last, so that what is counted is logged, too.
+        self.metrics.count_request(outcome);
     }
 }
 

@@ -67,6 +67,10 @@ pub struct Config {
     pub max_stored_responses: usize,
     /// Total bytes of stored responses, as JSON, with their input and its images.
     pub max_stored_response_bytes: usize,
+    /// Also expose vLLM's metrics at `/metrics`, by their names, for what knows only those.
+    pub vllm_metrics: bool,
+    /// OpenTelemetry collector that gets a span per request, as the base URL of OTLP over HTTP. `None`: no traces.
+    pub otlp_endpoint: Option<String>,
     /// Serve the web UI at `/`. It needs no key, but what it fetches does.
     pub webui: bool,
     /// Log prompts. Off by default: the log then contains no user content.
@@ -103,6 +107,8 @@ impl Default for Config {
             thinking: None,
             max_stored_responses: 1024,
             max_stored_response_bytes: 64 << 20,
+            vllm_metrics: false,
+            otlp_endpoint: None,
             webui: true,
             log_prompts: false,
         }

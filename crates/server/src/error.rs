@@ -74,6 +74,8 @@ pub(crate) enum Error {
     QueueTimeout(Duration),
     #[error("the server is not ready: {0}")]
     NotReady(String),
+    #[error("the server is not ready: it is shutting down")]
+    Stopping,
     #[error("model '{model}' cannot be used now: {reason}")]
     ModelUnavailable { model: String, reason: String },
     #[error("{0}")]
@@ -118,11 +120,6 @@ impl Error {
         Error::Unsupported { param: param.into(), feature: feature.into() }
     }
 
-    /// The server is shutting down.
-    pub(crate) fn shutting_down() -> Error {
-        Error::NotReady("it is shutting down".to_owned())
-    }
-
     pub(crate) fn status(&self) -> StatusCode {
         match self {
             // `Grammar` follows from the request: a retry would fail the same way.
@@ -151,6 +148,7 @@ impl Error {
             Error::TooManyConnections
             | Error::TooManyStreams
             | Error::NotReady(_)
+            | Error::Stopping
             | Error::ModelUnavailable { .. }
             | Error::DeviceLost
             | Error::OutOfMemory => StatusCode::SERVICE_UNAVAILABLE,
@@ -186,7 +184,7 @@ impl Error {
             Error::TooManyBodies => "too_many_bodies",
             Error::QueueFull(_) => "queue_full",
             Error::QueueTimeout(_) => "queue_too_slow",
-            Error::NotReady(_) => "not_ready",
+            Error::NotReady(_) | Error::Stopping => "not_ready",
             Error::ModelUnavailable { .. } => "model_unavailable",
             Error::Forbidden(_) => "forbidden",
             Error::NotImplemented(_) => "not_implemented",
@@ -218,7 +216,7 @@ impl Error {
     fn retry_after(&self) -> Option<Duration> {
         match self {
             Error::QueueFull(after) => Some(*after),
-            Error::TooManyBodies | Error::BodyTooSlow => Some(Duration::from_secs(1)),
+            Error::TooManyBodies | Error::BodyTooSlow | Error::Stopping => Some(Duration::from_secs(1)),
             Error::QueueTimeout(_)
             | Error::TooManyConnections
             | Error::TooManyStreams
@@ -268,7 +266,7 @@ impl From<SubmitError> for Error {
             SubmitError::PromptTooLong { tokens, context_length } => {
                 Error::PromptTooLong { tokens, max_tokens: context_length }
             }
-            SubmitError::Draining => Error::shutting_down(),
+            SubmitError::Draining => Error::Stopping,
             SubmitError::Invalid(message) => Error::Invalid { param: None, message },
         }
     }
@@ -279,7 +277,7 @@ impl From<RequestError> for Error {
         match error {
             RequestError::DeviceLost => Error::DeviceLost,
             RequestError::OutOfMemory => Error::OutOfMemory,
-            RequestError::Stopped => Error::shutting_down(),
+            RequestError::Stopped => Error::Stopping,
             RequestError::DeadlineExceeded => Error::DeadlineExceeded,
             RequestError::NonFiniteLogits => Error::NonFiniteLogits,
             RequestError::Grammar(reason) => Error::Grammar { param: "response_format", reason },

@@ -21,7 +21,8 @@
 //! 9. `response` collects the parts into one object, or streams them as server-sent events or lines; the protocol writes
 //!    all of them.
 //!    If the client disconnects, the streams are dropped, which cancels the engine's requests.
-//! 10. `metrics` renders counters, gauges and histograms for Prometheus, [`stats`] the current state for monitors.
+//! 10. `metrics` renders counters, gauges and histograms for Prometheus, [`stats`] the current state for monitors,
+//!     `readiness` and `loads` what gateways ask; `traces` sends spans to a collector.
 //!
 //! `tokenize` turns text into tokens and back. `webui` serves the web UI at `/`, which uses the same API.
 //!
@@ -74,6 +75,7 @@ mod grammars;
 mod host;
 mod images;
 mod listen;
+mod loads;
 mod metrics;
 mod min_tokens;
 mod models;
@@ -84,6 +86,7 @@ mod output;
 mod parse;
 mod phase;
 mod random;
+mod readiness;
 mod request;
 mod response;
 mod router;
@@ -94,6 +97,7 @@ mod time;
 mod timing;
 mod tokenize;
 mod tools;
+mod traces;
 mod truncation;
 mod unsupported;
 mod webui;

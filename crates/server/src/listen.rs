@@ -15,13 +15,15 @@ use crate::connection::{self, Service};
 use crate::connections::Connections;
 use crate::models::{Models, Pool};
 use crate::phase::{Phase, wait_past};
-use crate::router::{Root, routes};
+use crate::router::{Root, Routes, routes};
+use crate::traces::Traces;
 
 /// A server bound to its address.
 pub struct Server {
     listener: TcpListener,
     router: Router,
     models: Pool,
+    traces: Option<Arc<Traces>>,
     config: Config,
     phase: watch::Sender<Phase>,
 }
@@ -34,20 +36,30 @@ pub struct Handle {
 }
 
 impl Handle {
+    /// Rejects new requests and lets running ones finish, but keeps the port open until [`Handle::drain`]: a gateway in
+    /// front has to see that `/ready` fails, or its next request meets a closed port.
+    pub fn linger(&self) {
+        self.advance(Phase::Lingering);
+    }
+
     /// Rejects new requests and lets running ones finish; then [`Server::run`] returns.
     pub fn drain(&self) {
-        self.phase.send_if_modified(|phase| {
-            let running = *phase == Phase::Running;
-            if running {
-                *phase = Phase::Draining;
-            }
-            running
-        });
+        self.advance(Phase::Draining);
     }
 
     /// Cancels all requests and closes all connections.
     pub fn stop(&self) {
-        self.phase.send_replace(Phase::Stopped);
+        self.advance(Phase::Stopped);
+    }
+
+    fn advance(&self, next: Phase) {
+        self.phase.send_if_modified(|phase| {
+            let is_later = next > *phase;
+            if is_later {
+                *phase = next;
+            }
+            is_later
+        });
     }
 
     /// The models, to load some of them before requests are accepted, and to free them in the end.
@@ -62,7 +74,7 @@ impl Handle {
 /// and do not apply. Neither does `webui`: the path `/` is the application's.
 pub fn router(config: Config, models: Models) -> io::Result<(Router, Handle)> {
     let (phase, phases) = watch::channel(Phase::Running);
-    let (router, models) = routes(config, models, phases, Root::Application)?;
+    let Routes { router, models, .. } = routes(config, models, phases, Root::Application)?;
     Ok((router, Handle { phase, models }))
 }
 
@@ -77,9 +89,9 @@ impl Server {
     pub async fn bind(address: SocketAddr, config: Config, models: Models) -> io::Result<Server> {
         let (phase, phases) = watch::channel(Phase::Running);
         let root = if config.webui { Root::WebUi } else { Root::Text };
-        let (router, models) = routes(config.clone(), models, phases, root)?;
+        let Routes { router, models, traces } = routes(config.clone(), models, phases, root)?;
         let listener = TcpListener::bind(address).await?;
-        Ok(Server { listener, router, models, config, phase })
+        Ok(Server { listener, router, models, traces, config, phase })
     }
 
     /// The models, to load some of them before requests are accepted, and to free them in the end.
@@ -100,14 +112,14 @@ impl Server {
     /// Serves until [`Handle::stop`], or after [`Handle::drain`] until the last request has finished. While draining,
     /// connections are still accepted: probes are answered, new requests rejected.
     pub async fn run(self) {
-        let Server { listener, router, config, phase, .. } = self;
+        let Server { listener, router, traces, config, phase, .. } = self;
         let connections = Arc::new(Connections::new(config.max_connections));
         let (close, closing) = watch::channel(false);
         let service = Service { router, config: Arc::new(config), phases: phase.subscribe(), closing };
         let mut tasks = JoinSet::new();
         let (mut draining, mut stopped) = (phase.subscribe(), phase.subscribe());
         let drained = async {
-            wait_past(&mut draining, Phase::Running).await;
+            wait_past(&mut draining, Phase::Lingering).await;
             connections.no_requests().await;
         };
         let mut drained = std::pin::pin!(drained);
@@ -138,6 +150,10 @@ impl Server {
             () = async { while tasks.join_next().await.is_some() {} } => {}
             // What is left are clients that are still sending or not reading.
             () = tokio::time::sleep(CLOSE_TIMEOUT) => tasks.shutdown().await,
+        }
+        if let Some(traces) = traces {
+            // A panic has been reported by its hook.
+            let _ = tokio::task::spawn_blocking(move || traces.close()).await;
         }
     }
 }

@@ -1,13 +1,18 @@
 //! `/metrics` in Prometheus' text format, version 0.0.4.
 
+mod page;
+mod vllm;
+
 use std::collections::BTreeMap;
-use std::fmt::{Display, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use engine::{Histogram, Status};
+use engine::Status;
 
 use crate::generator::Gauge;
+use crate::models::EngineState;
+use crate::traces::Counts;
+use page::Page;
 
 /// Content type of the text format.
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -33,12 +38,27 @@ impl Metrics {
     }
 
     /// All metrics as text.
-    pub(crate) fn render(&self, status: &Status, ready: bool, gauges: &[Gauge]) -> String {
-        let mut page = Page(String::new());
+    pub(crate) fn render(
+        &self,
+        status: &Status,
+        ready: bool,
+        gauges: &[Gauge],
+        traces: Option<&Counts>,
+    ) -> String {
+        let mut page = Page::new("indrik_");
         page.gauge("ready", "1 if requests are accepted, else 0", u64::from(ready));
         self.render_scheduler(&mut page, status);
         self.render_kv_cache(&mut page, status);
         self.render_requests(&mut page, status);
+        if let Some(Counts { exported, dropped, .. }) = traces {
+            let [exported, dropped] = [exported, dropped].map(|count| count.load(Ordering::Relaxed));
+            page.counter("trace_spans_exported_total", "Spans that the collector accepted", exported);
+            page.counter(
+                "trace_spans_dropped_total",
+                "Spans that were not sent: queue full, or no answer",
+                dropped,
+            );
+        }
         let mut described = "";
         for Gauge { name, help, label, value } in gauges {
             if described != *name {
@@ -49,7 +69,12 @@ impl Metrics {
             let label = label.as_ref().map(|(key, value)| format!("{{{key}={value:?}}}"));
             page.sample(name, &label.unwrap_or_default(), value);
         }
-        page.0
+        page.text
+    }
+
+    /// The metrics of these engines by the names of vLLM, for what knows only those.
+    pub(crate) fn render_as_vllm(engines: &[EngineState]) -> String {
+        vllm::render(engines)
     }
 
     /// Batch and throughput.
@@ -190,40 +215,5 @@ impl Metrics {
             "Time to the last token, measured from submission to the engine",
             &status.request_latency,
         );
-    }
-}
-
-/// Builder of the text format. Names get the prefix `indrik_`.
-struct Page(String);
-
-impl Page {
-    fn describe(&mut self, name: &str, help: &str, kind: &str) {
-        writeln!(self.0, "# HELP indrik_{name} {help}.\n# TYPE indrik_{name} {kind}")
-            .expect("writing to a String does not fail");
-    }
-
-    fn sample(&mut self, name: &str, labels: &str, value: &dyn Display) {
-        writeln!(self.0, "indrik_{name}{labels} {value}").expect("writing to a String does not fail");
-    }
-
-    fn gauge(&mut self, name: &str, help: &str, value: impl Display) {
-        self.describe(name, help, "gauge");
-        self.sample(name, "", &value);
-    }
-
-    fn counter(&mut self, name: &str, help: &str, value: impl Display) {
-        self.describe(name, help, "counter");
-        self.sample(name, "", &value);
-    }
-
-    fn histogram(&mut self, name: &str, help: &str, histogram: &Histogram) {
-        self.describe(name, help, "histogram");
-        let bucket = format!("{name}_bucket");
-        for (bound, count) in histogram.buckets() {
-            self.sample(&bucket, &format!("{{le=\"{}\"}}", bound.as_secs_f64()), &count);
-        }
-        self.sample(&bucket, "{le=\"+Inf\"}", &histogram.count());
-        self.sample(&format!("{name}_sum"), "", &histogram.sum().as_secs_f64());
-        self.sample(&format!("{name}_count"), "", &histogram.count());
     }
 }

@@ -24,7 +24,7 @@ pub use description::{Capability, ModelDescription, ModelFacts};
 pub(crate) use description::{find_named, without_default_tag};
 pub(crate) use lease::{AnyLease, Lease};
 pub use pool::Pool;
-pub(crate) use pool::{LoadState, ModelState};
+pub(crate) use pool::{EngineState, LoadState, ModelState};
 pub(crate) use store::Pulls;
 pub use store::{ModelStore, PullProgress, StoreError};
 

@@ -1,4 +1,4 @@
-//! Lifecycle phases of a server: running, draining, stopped.
+//! Lifecycle phases of a server: running, lingering, draining, stopped.
 
 use tokio::sync::watch;
 
@@ -7,7 +7,10 @@ use tokio::sync::watch;
 pub(crate) enum Phase {
     /// Accepts requests.
     Running,
-    /// Finishes accepted requests; accepts no new ones.
+    /// Finishes accepted requests, accepts no new ones, and keeps its port open even if none is left: gateways have to
+    /// notice first.
+    Lingering,
+    /// As before, but ends with the last request.
     Draining,
     /// Cancels all requests.
     Stopped,

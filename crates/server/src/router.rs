@@ -10,7 +10,6 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post};
 use axum::{Json, Router};
-use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tower_http::catch_panic::CatchPanicLayer;
@@ -22,16 +21,19 @@ use crate::auth;
 use crate::completion::{blocking, check_headers};
 use crate::config::Config;
 use crate::error::Error;
-use crate::metrics;
-use crate::models::{LoadState, ModelState, Models, Pool, find_named};
+use crate::loads::{loads, model_info, server_info, version};
+use crate::metrics::{self, Metrics};
+use crate::models::{Models, Pool, find_named};
 use crate::ollama;
 use crate::openai::{self, responses};
 use crate::openapi;
 use crate::phase::Phase;
+use crate::readiness::ready;
 use crate::response::NDJSON;
 use crate::state::AppState;
 use crate::stats::{stats, stats_stream};
 use crate::tokenize;
+use crate::traces::Traces;
 use crate::webui::webui;
 
 const CHAT: &str = "/v1/chat/completions";
@@ -53,13 +55,21 @@ pub(crate) enum Root {
     Application,
 }
 
-/// All routes of a server, and its models.
+/// What a server consists of beside its listener.
+pub(crate) struct Routes {
+    pub(crate) router: Router,
+    pub(crate) models: Pool,
+    /// To be closed when the server ends.
+    pub(crate) traces: Option<Arc<Traces>>,
+}
+
+/// All routes of a server.
 pub(crate) fn routes(
     config: Config,
     models: Models,
     phase: watch::Receiver<Phase>,
     root: Root,
-) -> std::io::Result<(Router, Pool)> {
+) -> std::io::Result<Routes> {
     let cors = auth::cors_layer(&config.cors_origins)?;
     let app = Arc::new(AppState::new(config, models, phase)?);
     let checked = middleware::from_fn_with_state(app.clone(), check_generation);
@@ -99,9 +109,16 @@ pub(crate) fn routes(
         .layer(CatchPanicLayer::custom(panicked))
         .layer(middleware::from_fn_with_state(app.clone(), authorize))
         .layer(middleware::from_fn_with_state(app.clone(), log_request));
-    let stats_routes = Router::new()
+    // Asked every second by monitors and gateways: not logged.
+    let state_routes = Router::new()
         .route("/stats", get(stats))
         .route("/stats/stream", get(stats_stream))
+        .route("/v1/loads", get(loads))
+        .route("/version", get(version))
+        .route("/server_info", get(server_info))
+        .route("/get_server_info", get(server_info))
+        .route("/model_info", get(model_info))
+        .route("/get_model_info", get(model_info))
         .layer(middleware::from_fn_with_state(app.clone(), authorize));
     let root = match root {
         Root::WebUi => Router::new().route("/", get(webui)),
@@ -115,7 +132,7 @@ pub(crate) fn routes(
         .route("/metrics", get(prometheus))
         .route("/openapi.json", get(openapi))
         .merge(v1)
-        .merge(stats_routes)
+        .merge(state_routes)
         .merge(root)
         .method_not_allowed_fallback(method_not_allowed)
         .fallback(unknown_path)
@@ -125,10 +142,10 @@ pub(crate) fn routes(
         Some(cors) => router.layer(cors),
         None => router,
     };
-    let pool = app.models.clone();
+    let (models, traces) = (app.models.clone(), app.traces.clone());
     let router = router.layer(middleware::from_fn_with_state(app, check_host));
     let router = router.layer(middleware::from_fn(anthropic::render_errors));
-    Ok((router.layer(middleware::from_fn(ollama::render_errors)), pool))
+    Ok(Routes { router: router.layer(middleware::from_fn(ollama::render_errors)), models, traces })
 }
 
 /// A URI without double slashes and slashes at the end of its path, as base URLs with a slash produce them; `None` if it
@@ -161,7 +178,8 @@ async fn log_request(State(app): State<Arc<AppState>>, mut request: Request, nex
 
 fn log_entry(app: &AppState, request: &Request) -> Arc<LogEntry> {
     let (method, path) = (request.method().to_string(), request.uri().path().to_owned());
-    Arc::new(LogEntry::new(method, path, request.headers(), app.metrics.clone()))
+    let (metrics, traces) = (app.metrics.clone(), app.traces.clone());
+    Arc::new(LogEntry::new(method, path, request.headers(), metrics, traces))
 }
 
 /// Sets the outcome of a request, and the request id of its response.
@@ -244,52 +262,6 @@ async fn unknown_path(State(app): State<Arc<AppState>>, request: Request) -> Res
     app.bodies.refuse(request, Error::UnknownPath(path))
 }
 
-async fn ready(State(app): State<Arc<AppState>>) -> Result<Response, Error> {
-    app.check_ready()?;
-    let timeout = app.config.probe_timeout;
-    if !tokio::time::timeout(timeout, app.models.probe()).await.unwrap_or(false) {
-        // If the probe found the device lost, that is the more precise reason.
-        app.check_ready()?;
-        let reason = format!("the GPU did not respond within {} s", timeout.as_secs_f64());
-        return Err(Error::NotReady(reason));
-    }
-    Ok(Json(Readiness::new(&app.models)).into_response())
-}
-
-/// Response of `/ready`.
-#[derive(Serialize)]
-struct Readiness {
-    status: &'static str,
-    /// Models that are being loaded or unloaded, or wait for memory.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    models: Vec<ModelReadiness>,
-}
-
-#[derive(Serialize)]
-struct ModelReadiness {
-    id: String,
-    state: &'static str,
-    /// Of a load.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    stage: Option<String>,
-}
-
-impl Readiness {
-    fn new(models: &Pool) -> Readiness {
-        let models = models.states().into_iter().filter_map(|ModelState { id, state, .. }| {
-            let (state, stage) = match state {
-                LoadState::Ready => return None,
-                LoadState::Waiting => ("waiting", None),
-                LoadState::Loading(stage) => ("loading", Some(stage)),
-                LoadState::Draining => ("draining", None),
-                LoadState::Unloading => ("unloading", None),
-            };
-            Some(ModelReadiness { id, state, stage })
-        });
-        Readiness { status: "ready", models: models.collect() }
-    }
-}
-
 async fn prometheus(State(app): State<Arc<AppState>>) -> Response {
     // Some gauges are read from sysfs, where a driver may block.
     let (machine, status) = (app.machine.clone(), app.models.status());
@@ -298,7 +270,11 @@ async fn prometheus(State(app): State<Arc<AppState>>) -> Response {
         (status, gauges)
     };
     let (status, gauges) = tokio::task::spawn_blocking(read).await.unwrap_or_default();
-    let text = app.metrics.render(&status, app.check_ready().is_ok(), &gauges);
+    let traces = app.traces.as_ref().map(|traces| traces.counts());
+    let mut text = app.metrics.render(&status, app.check_ready().is_ok(), &gauges, traces);
+    if app.config.vllm_metrics {
+        text += &Metrics::render_as_vllm(&app.models.engines());
+    }
     ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response()
 }
 

@@ -15,7 +15,9 @@ use crate::metrics::Metrics;
 use crate::models::{Lease, Machine, ModelStore, Models, Pool, Pulls};
 use crate::openai::responses::ResponseStore;
 use crate::phase::Phase;
+use crate::readiness::SharedProbe;
 use crate::stats::MAX_STREAMS;
+use crate::traces::Traces;
 
 /// State shared by all handlers.
 pub(crate) struct AppState {
@@ -32,6 +34,9 @@ pub(crate) struct AppState {
     pub(crate) responses: ResponseStore,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) phase: watch::Receiver<Phase>,
+    pub(crate) probe: SharedProbe,
+    /// `None` if no collector was named.
+    pub(crate) traces: Option<Arc<Traces>>,
     /// Streams of statistics that may still be opened.
     pub(crate) stats_streams: Arc<Semaphore>,
     /// Held while statistics are read.
@@ -52,6 +57,7 @@ impl AppState {
         models: Models,
         phase: watch::Receiver<Phase>,
     ) -> std::io::Result<AppState> {
+        let traces = config.otlp_endpoint.as_deref().map(Traces::start);
         Ok(AppState {
             keys: ApiKeys::new(&config.api_keys),
             hosts: HostCheck::new(config.allowed_hosts.as_deref()),
@@ -65,6 +71,8 @@ impl AppState {
             metrics: Arc::default(),
             config,
             phase,
+            probe: SharedProbe::default(),
+            traces: traces.transpose()?.map(Arc::new),
             stats_streams: Arc::new(Semaphore::new(MAX_STREAMS)),
             stats_reader: Arc::new(Semaphore::new(1)),
             started: Instant::now(),
@@ -75,7 +83,7 @@ impl AppState {
     pub(crate) fn check_phase(&self) -> Result<(), Error> {
         match *self.phase.borrow() {
             Phase::Running => Ok(()),
-            Phase::Draining | Phase::Stopped => Err(Error::shutting_down()),
+            Phase::Lingering | Phase::Draining | Phase::Stopped => Err(Error::Stopping),
         }
     }
 

@@ -50,11 +50,17 @@ fn http_and_engine_events_carry_the_request_id() {
     // An id that could corrupt a log line is replaced.
     let generated = send("42\" injected");
     assert!(generated.len() == 24 && generated.bytes().all(|byte| byte.is_ascii_hexdigit()), "{generated}");
-    server.wait_metric("indrik_http_requests_total{outcome=\"success\"} 2");
+    let trace = "0af7651916cd43dd8448eb211c80319c";
+    let traced = ("traceparent", format!("00-{trace}-b7ad6b7169203331-00"));
+    assert_eq!(server.post_with("/v1/completions", &body, (traced.0, &traced.1)).status, 200);
+    server.wait_metric("indrik_http_requests_total{outcome=\"success\"} 3");
     drop(server);
 
     let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
     let events: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let of_trace = events.iter().filter(|event| event["span"]["trace_id"] == trace);
+    assert!(of_trace.clone().any(|event| event["message"] == "request finished"), "{log}");
+    assert!(of_trace.clone().any(|event| event["message"] == "admitted"), "{log}");
     for id in ["client-42", &generated] {
         let request_events: Vec<&Value> =
             events.iter().filter(|event| event["span"]["request_id"] == id).collect();

@@ -37,6 +37,8 @@ pub fn serve(arguments: &[&str]) -> Command {
     let mut command = indrik(&[&first, arguments].concat());
     // On a machine that is busy with something else, requests may wait for long.
     command.env("INDRIK_QUEUE_TIMEOUT", "1h");
+    // No gateway has to notice that it ends.
+    command.env("INDRIK_DRAIN_LINGER", "1ms");
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }

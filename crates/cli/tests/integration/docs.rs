@@ -20,14 +20,17 @@ const NOT_RUN: &[(&str, &str)] = &[
     ("apt", "changes the system; scripts/dist.sh builds the package"),
     ("install", "changes the system"),
     ("podman", "needs a container engine and images; an `indrik` command in a container is parsed"),
+    ("pip", "changes the system; `make scaleout` installs the same version"),
     ("rm", "changes the system"),
     ("sed", "changes the system"),
     ("lm_eval", "fetches a data set and a tokenizer"),
+    ("smg", "`make scaleout` runs it"),
     ("systemctl", "changes the system"),
     ("systemd-sysusers", "changes the system"),
     ("systemd-tmpfiles", "changes the system"),
     ("tar", "needs the release tarball"),
     ("userdel", "changes the system"),
+    ("vllm-router", "`make scaleout` runs it"),
 ];
 
 /// A command of the documentation.

@@ -91,6 +91,14 @@ pub(crate) struct CurrentModel {
     pub(crate) capacity: Option<Capacity>,
 }
 
+/// A loaded language model's engine.
+pub(crate) struct EngineState {
+    /// Id of the model.
+    pub(crate) id: String,
+    pub(crate) status: Status,
+    pub(crate) capacity: Option<Capacity>,
+}
+
 impl Pool {
     pub(crate) fn new(source: Source, config: &Config) -> io::Result<Pool> {
         let (loader, options, loaded) = match source {
@@ -227,7 +235,7 @@ impl Pool {
             let mut state = self.state();
             let (id, bytes) = (model.description().id.clone(), model.memory());
             if state.is_stopped {
-                return Err(Error::shutting_down());
+                return Err(Error::Stopping);
             }
             if bytes > state.memory_budget {
                 let reason = format!(
@@ -392,7 +400,7 @@ impl Pool {
     /// Cancels loads and frees the models, and waits until that is done. Requests that still use a model keep it.
     pub fn stop(&self) {
         let (waiters, effects) = self.state().stop();
-        waiters.into_iter().for_each(|waiter| drop(waiter.send(Err(Error::shutting_down()))));
+        waiters.into_iter().for_each(|waiter| drop(waiter.send(Err(Error::Stopping))));
         self.run(effects);
         let is_busy = |slot: &Slot| {
             slot.leases == 0 && matches!(slot.phase, SlotPhase::Loading { .. } | SlotPhase::Unloading(_))
@@ -450,6 +458,21 @@ impl Pool {
             }
         }
         status
+    }
+
+    /// The language models that are loaded.
+    pub(crate) fn engines(&self) -> Vec<EngineState> {
+        let state = self.state();
+        let slots = state.slots.iter().filter_map(|slot| match &slot.phase {
+            SlotPhase::Ready(model) | SlotPhase::Draining(model) => Some((slot, model.generator()?)),
+            SlotPhase::Loading { .. } | SlotPhase::Unloading(_) => None,
+        });
+        let engine = |(slot, generator): (&Slot, &Arc<dyn Generator>)| EngineState {
+            id: slot.description.id.clone(),
+            status: generator.status(),
+            capacity: generator.capacity(),
+        };
+        slots.map(engine).collect()
     }
 
     /// The language model that was used last.

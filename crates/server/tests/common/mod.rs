@@ -119,6 +119,8 @@ pub struct Mock {
     pub context_length: u32,
     /// Whether the GPU responds to a probe.
     pub responds: bool,
+    /// How often the GPU was probed.
+    pub probes: AtomicUsize,
     /// Time in the queue.
     pub wait: Duration,
     /// Submitted requests.
@@ -148,6 +150,7 @@ impl Mock {
             not_ready: Mutex::default(),
             context_length: 256,
             responds: true,
+            probes: AtomicUsize::new(0),
             wait: Duration::ZERO,
             submitted: Mutex::default(),
             live: Arc::default(),
@@ -255,6 +258,7 @@ impl Generator for Mock {
     }
 
     fn probe(&self) -> BoxFuture<'_, bool> {
+        self.probes.fetch_add(1, Ordering::SeqCst);
         match self.responds {
             true => async { true }.boxed(),
             false => std::future::pending().boxed(),

@@ -41,7 +41,7 @@ use load::Loader;
 use offer::Offer;
 use pulls::UserStore;
 use settings::{Flags, Settings};
-use signals::Outcome;
+use signals::{DrainTimes, Outcome};
 
 /// Serve a model over HTTP with the APIs of OpenAI, Anthropic and Ollama
 #[derive(Args)]
@@ -114,9 +114,10 @@ pub fn run(arguments: &Arguments, matches: &ArgMatches) -> anyhow::Result<ExitCo
         report_ready(&loader, &url, max_body_bytes, started, json);
         Ok(())
     };
+    let times = DrainTimes { linger: settings.drain_linger.0, timeout: settings.drain_timeout.0 };
     let outcome = runtime.block_on(async {
         let signals = signals::Signals::listen().context("cannot install signal handlers")?;
-        anyhow::Ok(signals.serve(server, &controls, settings.drain_timeout.0, ready).await)
+        anyhow::Ok(signals.serve(server, &controls, times, ready).await)
     })?;
     // A read of a sensor that hangs must not keep the process.
     runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);

@@ -9,7 +9,7 @@ use anyhow::{Context, bail};
 use clap::{ArgMatches, Args, parser::ValueSource};
 use serde::Deserialize;
 
-use super::values::{Size, Time};
+use super::values::{MetricNames, Size, Time};
 use crate::{loading::Kv, logging::LogFormat, speculate::Speculate, think::Think};
 
 /// A row of the settings table in the documentation.
@@ -151,7 +151,8 @@ settings! {
         probe_timeout: Time, "probe-timeout" was "probe-time", "INDRIK_PROBE_TIMEOUT", "5s", "Maximum time for the GPU to respond to the /ready probe";
         step_timeout: Time, "step-timeout" was "step-time", "INDRIK_STEP_TIMEOUT", "5min", "Maximum time of a step on the GPU before the device counts as lost";
         load_timeout: Time, "load-timeout", "INDRIK_LOAD_TIMEOUT", "5min", "Maximum time that a request waits for its model to be loaded";
-        drain_timeout: Time, "drain-timeout" was "drain-time", "INDRIK_DRAIN_TIMEOUT", "30s", "Maximum time for running requests to finish after SIGTERM";
+        drain_linger: Time, "drain-linger", "INDRIK_DRAIN_LINGER", "3s", "Time after SIGTERM for which the port stays open even if no request runs, so that gateways see /ready fail";
+        drain_timeout: Time, "drain-timeout" was "drain-time", "INDRIK_DRAIN_TIMEOUT", "30s", "Maximum time for running requests to finish after SIGTERM and --drain-linger";
         grammar_workers: NonZeroU32, "grammar-workers" was "grammars", "INDRIK_GRAMMAR_WORKERS", "2", "Maximum number of grammars (response_format, tools) compiled at once; further ones wait";
         grammar_timeout: Time, "grammar-timeout" was "grammar-time", "INDRIK_GRAMMAR_TIMEOUT", "10s", "Maximum time to compile a grammar before the request is rejected with 400";
         #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
@@ -168,6 +169,7 @@ settings! {
         #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
         pan_and_scan: bool, "pan-and-scan", "INDRIK_PAN_AND_SCAN", "false", "Also encode up to four crops of wide or tall images: more detail, more prompt tokens";
         think: Think, "think", "INDRIK_THINK", "auto", "Whether the model thinks before it answers, unless a request says otherwise: on, off, or auto for the default of its chat template";
+        metrics: MetricNames, "metrics", "INDRIK_METRICS", "indrik", "Metrics at /metrics: indrik, or vllm to add those that gateways and autoscalers know by vLLM's names";
         log_format: LogFormat, "log-format", "INDRIK_LOG_FORMAT", "text", "Log format: text, or json with one object per line";
         #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
         log_prompts: bool, "log-prompts", "INDRIK_LOG_PROMPTS", "false", "Log prompts";
@@ -188,6 +190,7 @@ settings! {
         draft: String, "draft", "INDRIK_DRAFT", "none", "Draft model for speculative decoding with --model, a smaller one with the same vocabulary: GGUF file, Hugging Face folder or name in the local store";
         memory_budget: Size, "memory-budget", "INDRIK_MEMORY_BUDGET", "the memory of the device", "Memory for all loaded models together, with their KV caches";
         unload_after: Time, "unload-after", "INDRIK_UNLOAD_AFTER", "never", "Time after its last request when a model is unloaded; otherwise only if another one needs its memory";
+        otlp_endpoint: String, "otlp-endpoint", "INDRIK_OTLP_ENDPOINT", "none", "OpenTelemetry collector that gets a span per request (OTLP over HTTP with JSON), such as http://127.0.0.1:4318";
         api_key_file: String, "api-key-file", "INDRIK_API_KEY_FILE", "none", "File of accepted API keys, one per line; # starts a comment";
     }
     lists {
@@ -340,6 +343,11 @@ impl Settings {
                 self.max_header_size.0
             );
         }
+        if let Some(url) = &self.otlp_endpoint
+            && !["http://", "https://"].iter().any(|scheme| url.starts_with(scheme))
+        {
+            bail!("--otlp-endpoint is {url}: it must be a URL that starts with http:// or https://");
+        }
         // A request with more choices than fit in the batch and the queue could never be admitted.
         let capacity =
             self.max_sequences.get().saturating_add(u32::try_from(self.max_queue).unwrap_or(u32::MAX));
@@ -369,6 +377,8 @@ impl Settings {
             grammar_timeout: self.grammar_timeout.0,
             allow_image_urls: self.allow_image_urls,
             thinking: self.think.setting(),
+            vllm_metrics: self.metrics == MetricNames::Vllm,
+            otlp_endpoint: self.otlp_endpoint.clone(),
             webui: self.webui,
             log_prompts: self.log_prompts,
             ..server::Config::default()

@@ -14,6 +14,24 @@ pub struct Signals {
     interrupt: Signal,
 }
 
+/// Who ends the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stop {
+    /// SIGTERM: a service manager. A gateway may be in front.
+    Terminate,
+    /// SIGINT: a user at a terminal, who waits.
+    Interrupt,
+}
+
+/// Times of a shutdown.
+#[derive(Clone, Copy, Debug)]
+pub struct DrainTimes {
+    /// For which the port stays open after SIGTERM even if no request runs.
+    pub linger: Duration,
+    /// For running requests to finish after that.
+    pub timeout: Duration,
+}
+
 /// How the server ended.
 pub enum Outcome {
     /// All requests finished.
@@ -30,10 +48,10 @@ impl Signals {
         Ok(Self { terminate, interrupt })
     }
 
-    async fn next(&mut self) {
+    async fn next(&mut self) -> Stop {
         tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => Stop::Terminate,
+            _ = self.interrupt.recv() => Stop::Interrupt,
         }
     }
 
@@ -42,7 +60,7 @@ impl Signals {
         mut self,
         server: Server,
         controls: &Controls,
-        drain_timeout: Duration,
+        times: DrainTimes,
         ready: impl Future<Output = Result<(), String>>,
     ) -> Outcome {
         let mut serving = tokio::spawn(server.run());
@@ -61,16 +79,24 @@ impl Signals {
                 return Outcome::Failed(anyhow::anyhow!(reason));
             }
             _ = &mut serving => {}
-            () = self.next() => {
+            stop = self.next() => {
                 notify::stopping();
+                let DrainTimes { linger, timeout } = times;
                 announce(format_args!(
-                    "Draining running requests, for at most {drain_timeout:?}; another signal cancels them."
+                    "Draining running requests, for at most {timeout:?}; another signal cancels them."
                 ));
-                controls.server.drain();
+                controls.server.linger();
+                let drain = async {
+                    if stop == Stop::Terminate {
+                        tokio::time::sleep(linger).await;
+                    }
+                    controls.server.drain();
+                    tokio::time::sleep(timeout).await;
+                };
                 tokio::select! {
                     _ = &mut serving => {}
-                    () = tokio::time::sleep(drain_timeout) => cancelled = Some("the drain timeout has expired"),
-                    () = self.next() => cancelled = Some("second signal received"),
+                    () = drain => cancelled = Some("the drain timeout has expired"),
+                    _ = self.next() => cancelled = Some("second signal received"),
                 }
             }
         }
@@ -94,7 +120,7 @@ impl Signals {
         let releasing = tokio::task::spawn_blocking(move || models.stop());
         tokio::select! {
             _ = releasing => {}
-            () = self.next() => {
+            _ = self.next() => {
                 // The GPU or a file read hangs: cleanup would never finish.
                 announce(format_args!("Another signal received: exiting without cleanup."));
                 std::process::exit(1);

@@ -1,8 +1,37 @@
-//! Syntax of sizes and durations in settings.
+//! Values of settings: sizes, durations, names of metrics.
 
 use std::{fmt, str::FromStr, time::Duration};
 
+use clap::ValueEnum;
 use serde::{Deserialize, Deserializer, de};
+
+/// `--metrics`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum MetricNames {
+    /// Those of this server
+    #[default]
+    Indrik,
+    /// Also those of vLLM
+    Vllm,
+}
+
+impl fmt::Display for MetricNames {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            MetricNames::Indrik => "indrik",
+            MetricNames::Vllm => "vllm",
+        })
+    }
+}
+
+impl FromStr for MetricNames {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<MetricNames, String> {
+        <MetricNames as ValueEnum>::from_str(text, false)
+    }
+}
 
 /// A size in bytes: `65536`, `64KiB`, `4MiB`, `1GiB`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

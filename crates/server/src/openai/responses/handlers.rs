@@ -79,7 +79,7 @@ fn run_in_background(
         let generated = tokio::select! {
             generated = generated => generated.map(drop),
             // Nobody could retrieve it any more. Without a handle, the phase stays as it is.
-            Ok(_) = phase.wait_for(|phase| *phase != Phase::Running) => Err(Error::shutting_down()),
+            Ok(_) = phase.wait_for(|phase| *phase != Phase::Running) => Err(Error::Stopping),
         };
         if let Err(error) = generated {
             state.responses.fail(&owner, &queued.id, &error);
