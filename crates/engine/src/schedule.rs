@@ -118,6 +118,7 @@ impl<B: Backend> Scheduler<B> {
             self.finish(job, Outcome::Failed(RequestError::Stopped));
         }
         self.publish();
+        self.write_rest();
     }
 
     /// Moves arrived requests into the queue; blocks while there is nothing to do. Returns whether to
@@ -131,10 +132,7 @@ impl<B: Backend> Scheduler<B> {
             // They left `arrived`; keep them counted as waiting until the round publishes its status.
             inbox.status.waiting = self.queue.len();
             match inbox.closing {
-                Some(deadline) => {
-                    let is_done = self.is_idle() && self.unwritten == WriteBehind::Done;
-                    return !is_done && Instant::now() < deadline;
-                }
+                Some(deadline) => return !self.is_idle() && Instant::now() < deadline,
                 None if self.is_idle() && self.probes.is_empty() && self.device_lost => {
                     // A server that is not ready gets no requests: recover without waiting for one.
                     drop(shared.wait_timeout(inbox, RECOVERY_INTERVAL));

@@ -152,10 +152,15 @@ impl KvCache {
         self.allocator.truncate(sequence, len)
     }
 
-    /// Empties the prefix cache. Running sequences continue; the cache keeps nothing more of them.
+    /// Empties the prefix cache, on disk too. Running sequences continue; the cache keeps nothing more of them.
     pub fn clear_prefix_cache(&self) {
-        self.allocator.clear_prefix_cache();
+        self.evict_prefixes();
         self.clear_disk();
+    }
+
+    /// The same, but pages on disk stay.
+    pub(crate) fn evict_prefixes(&self) {
+        self.allocator.clear_prefix_cache();
     }
 
     /// Writes the stale entries of a sequence's page tables.
