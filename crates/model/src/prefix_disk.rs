@@ -30,11 +30,12 @@
 //! they are nobody else's.
 //!
 //! **Bound.** The least recently used files are deleted before a new one would exceed the limit; of a text, the last
-//! pages first, without which the others are still of use. The time of use is the file's modification time, so the order
-//! survives a restart. Pages of other versions and models count too, and are evicted like the others.
+//! pages first, without which the others are still of use. A file's modification time is when it was last written or
+//! read, which gives the order after a restart. Pages of other versions and models count too, and are evicted like the others.
 //!
 //! **Failures** never fail a request: a page that cannot be read is prefilled, one that cannot be written is not
-//! stored. The log says it once, until it works again; [`PrefixDiskStats`] counts each.
+//! stored. On a full disk the limit becomes what is stored then. The log says once that reading or writing failed;
+//! [`PrefixDiskStats`] counts each.
 //!
 //! | module | contents |
 //! |---|---|

@@ -73,6 +73,8 @@ struct Restoring {
     pages: Vec<(usize, PageKind)>,
     next: usize,
     reader: PageReader,
+    /// Of the prefix tree: pages read before it was cleared must not reach it.
+    epoch: u64,
     /// Tokens that need not be prefilled then.
     gained: usize,
 }
@@ -195,7 +197,9 @@ impl KvCache {
         wait: bool,
     ) -> Result<bool> {
         loop {
-            let current = tier.restoring.take().filter(|restoring| restoring.tokens == tokens);
+            let epoch = self.allocator.epoch();
+            let is_current = |restoring: &Restoring| restoring.tokens == tokens && restoring.epoch == epoch;
+            let current = tier.restoring.take().filter(is_current);
             let planned = current.or_else(|| tier.plan_restore(&self.allocator, tokens));
             let Some(mut restoring) = planned else { return Ok(true) };
             let restored = self.restore_pages(tier, &mut restoring, deadline, wait)?;
@@ -363,7 +367,8 @@ impl DiskTier {
             (id(*index, *kind), label)
         };
         let reader = PageReader::start(&self.disk, read.map(labelled).collect())?;
-        Some(Restoring { tokens: tokens.to_vec(), pages, next: 0, reader, gained: end * page_size - cached })
+        let gained = end * page_size - cached;
+        Some(Restoring { tokens: tokens.to_vec(), pages, next: 0, reader, epoch: allocator.epoch(), gained })
     }
 }
 

@@ -40,6 +40,11 @@ impl PageAllocator {
         locked(&self.store).finished.as_ref().is_some_and(|finished| !finished.is_empty())
     }
 
+    /// Changes when the prefix cache is cleared.
+    pub(crate) fn epoch(&self) -> u64 {
+        locked(&self.store).epoch()
+    }
+
     /// Whether the prefix tree holds the full pages of these tokens, by kind, up to the first that it lacks.
     pub(crate) fn known_pages(&self, tokens: &[u32]) -> Vec<[bool; 2]> {
         let store = locked(&self.store);

@@ -14,7 +14,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use rustix::fs::FlockOperation;
+use rustix::{fs::FlockOperation, io::Errno};
 
 use super::{
     file::PageLabel,
@@ -24,6 +24,10 @@ use super::{
 
 /// Name of the locked file.
 const LOCK: &str = "lock";
+
+/// Attempts to lock the folder: a server that is being replaced takes a moment to end.
+const LOCK_ATTEMPTS: u32 = 20;
+const LOCK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// End of temporary names.
 const TEMPORARY: &str = "tmp";
@@ -110,9 +114,9 @@ struct Folder {
     state: Mutex<State>,
     written: Condvar,
     counters: Counters,
-    /// Whether the last write failed, and the last read: the log says so once.
-    write_fails: AtomicBool,
-    read_fails: AtomicBool,
+    /// Whether a write has failed, and a read: the log says so once.
+    write_failed: AtomicBool,
+    read_failed: AtomicBool,
 }
 
 struct State {
@@ -265,9 +269,16 @@ impl Folder {
         let file = path.join(LOCK);
         let lock =
             File::options().create(true).truncate(false).write(true).open(&file).map_err(failed(&file))?;
-        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Err(rustix::io::Errno::WOULDBLOCK) => return Err(PrefixDiskError::Locked { path: path.into() }),
-            locked => locked.map_err(io::Error::from).map_err(failed(&file))?,
+        let mut attempts = LOCK_ATTEMPTS;
+        loop {
+            match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+                Err(Errno::WOULDBLOCK) if attempts > 1 => {
+                    attempts -= 1;
+                    std::thread::sleep(LOCK_INTERVAL);
+                }
+                Err(Errno::WOULDBLOCK) => return Err(PrefixDiskError::Locked { path: path.into() }),
+                locked => break locked.map_err(io::Error::from).map_err(failed(&file))?,
+            }
         }
         let index = scan(path, max_bytes).map_err(failed(path))?;
         let state = State { index, waiting: HashSet::new(), discarded: HashSet::new(), clock: 0 };
@@ -277,8 +288,8 @@ impl Folder {
             state: Mutex::new(state),
             written: Condvar::new(),
             counters: Counters::default(),
-            write_fails: AtomicBool::new(false),
-            read_fails: AtomicBool::new(false),
+            write_failed: AtomicBool::new(false),
+            read_failed: AtomicBool::new(false),
         };
         // The limit may be lower than last time.
         let mut state = folder.state();
@@ -304,19 +315,8 @@ impl Folder {
         match stored {
             Ok(Ok(())) => {
                 self.counters.written_bytes.fetch_add(label.file_bytes(), Ordering::Relaxed);
-                if self.write_fails.swap(false, Ordering::Relaxed) {
-                    tracing::info!("the prefix cache on disk can be written again: {}", self.path.display());
-                }
             }
-            Ok(Err(error)) => {
-                self.counters.errors.fetch_add(1, Ordering::Relaxed);
-                if !self.write_fails.swap(true, Ordering::Relaxed) {
-                    tracing::warn!(
-                        "the prefix cache on disk cannot be written, so new prefixes are not stored: {}: {error}",
-                        self.path.display()
-                    );
-                }
-            }
+            Ok(Err(error)) => self.write_failed(&error),
             Err(Full) => {}
         }
         let mut state = self.state();
@@ -326,6 +326,22 @@ impl Folder {
         }
         drop(state);
         self.written.notify_all();
+    }
+
+    fn write_failed(&self, error: &io::Error) {
+        self.counters.errors.fetch_add(1, Ordering::Relaxed);
+        if error.kind() == ErrorKind::StorageFull {
+            // From now on, new pages take the place of old ones.
+            let mut state = self.state();
+            state.index.max_bytes = state.index.bytes();
+        }
+        if !self.write_failed.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                "the prefix cache on disk cannot be written, so not all prefixes are stored: {}: {error}; further \
+                 errors are only counted, in indrik_prefix_disk_errors_total",
+                self.path.display()
+            );
+        }
     }
 
     /// Deletes the pages used longest ago until a file of this size fits.
@@ -385,7 +401,6 @@ impl Folder {
         let Err(error) = result else {
             state.index.touch(id, used);
             self.counters.read_bytes.fetch_add(label.file_bytes(), Ordering::Relaxed);
-            self.read_fails.store(false, Ordering::Relaxed);
             return Ok(());
         };
         if error.kind() == ErrorKind::NotFound && !state.index.contains(id) {
@@ -394,9 +409,10 @@ impl Folder {
         self.remove(&mut state, id);
         drop(state);
         self.counters.errors.fetch_add(1, Ordering::Relaxed);
-        if !self.read_fails.swap(true, Ordering::Relaxed) {
+        if !self.read_failed.swap(true, Ordering::Relaxed) {
             tracing::warn!(
-                "a page of the prefix cache on disk cannot be used; it is deleted and computed again: {}: {error}",
+                "a page of the prefix cache on disk cannot be used; it is deleted and computed again: {}: {error}; further \
+                 errors are only counted, in indrik_prefix_disk_errors_total",
                 path.display()
             );
         }

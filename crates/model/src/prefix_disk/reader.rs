@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread::JoinHandle,
 };
 
 use super::{PageId, PageLabel, PrefixDisk, ReadError};
@@ -13,8 +14,11 @@ const THREADS: usize = 4;
 /// Pages that are read ahead, at most.
 const MAX_AHEAD: usize = 8;
 
-/// Reads pages in order. Dropping it ends the threads after the pages that they are reading.
-pub(crate) struct PageReader(Arc<Shared>);
+/// Reads pages in order. Dropping it ends the threads, after the pages that they are reading.
+pub(crate) struct PageReader {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
 
 struct Shared {
     pages: Vec<(PageId, PageLabel)>,
@@ -40,7 +44,7 @@ struct State {
 impl PageReader {
     /// `None` if no thread can be started.
     pub fn start(disk: &PrefixDisk, pages: Vec<(PageId, PageLabel)>) -> Option<Self> {
-        let threads = THREADS.min(pages.len());
+        let count = THREADS.min(pages.len());
         let shared = Shared {
             pages,
             disk: disk.clone(),
@@ -52,40 +56,44 @@ impl PageReader {
         let start = |_| {
             let of_thread = shared.clone();
             let work = move || of_thread.read_all();
-            std::thread::Builder::new().name("prefix read".into()).spawn(work).is_ok()
+            std::thread::Builder::new().name("prefix read".into()).spawn(work).ok()
         };
-        let started = (0..threads).map(start).filter(|started| *started).count();
-        (started > 0 || threads == 0).then_some(Self(shared))
+        let threads: Vec<JoinHandle<()>> = (0..count).filter_map(start).collect();
+        (!threads.is_empty() || count == 0).then_some(Self { shared, threads })
     }
 
     /// The next page in order, of which there must be one; `None` if it is not read yet and `wait` is not set.
     pub fn take(&self, wait: bool) -> Option<Result<Vec<u8>, ReadError>> {
-        let mut state = self.0.state();
+        let mut state = self.shared.state();
         loop {
             let index = state.taken;
             if let Some(page) = state.done.remove(&index) {
                 state.taken += 1;
                 drop(state);
-                self.0.changed.notify_all();
+                self.shared.changed.notify_all();
                 return Some(page);
             }
             if !wait {
                 return None;
             }
-            state = self.0.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
     /// Returns a buffer of [`PageReader::take`] to be read into again.
     pub fn recycle(&self, buffer: Vec<u8>) {
-        self.0.state().free.push(buffer);
+        self.shared.state().free.push(buffer);
     }
 }
 
 impl Drop for PageReader {
     fn drop(&mut self) {
-        self.0.state().cancelled = true;
-        self.0.changed.notify_all();
+        self.shared.state().cancelled = true;
+        self.shared.changed.notify_all();
+        for thread in self.threads.drain(..) {
+            // It has reported its panic, if it ended with one.
+            let _ = thread.join();
+        }
     }
 }
 
