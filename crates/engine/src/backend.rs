@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use model::{DecodeRow, DraftInput, Image, MixedOutput, PrefillChunk, Sampled, VerifyRows};
+use model::{DecodeRow, DraftInput, Image, MixedOutput, PrefillChunk, Sampled, VerifyRows, WriteBehind};
 
 /// Fixed limits of a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,6 +78,21 @@ pub trait Backend: Send + 'static {
 
     /// Pages that a sequence of these tokens would share with running sequences, and need not allocate.
     fn shared_pages(&self, tokens: &[u32]) -> u32;
+
+    /// Reads pages of these tokens' prefix that are stored on disk back into the prefix cache, for about as long as
+    /// `budget`; with `wait` also if they take longer to be read. Returns whether it is done; if not, the next call with the
+    /// same tokens continues. Pages that cannot be read are left to prefill.
+    fn restore(&mut self, _tokens: &[u32], _budget: Duration, _wait: bool) -> Result<bool, BackendError> {
+        Ok(true)
+    }
+
+    /// Gives up what [`Backend::restore`] would continue.
+    fn forget_restore(&mut self) {}
+
+    /// Copies the next page of a finished sequence that is to be stored on disk: work of a few milliseconds at most.
+    fn write_behind(&mut self) -> Result<WriteBehind, BackendError> {
+        Ok(WriteBehind::Done)
+    }
 
     /// Starts an empty sequence that takes no part in the prefix cache, for [`Backend::score`]: tokens from the cache
     /// have no logits.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use model::{
     DecodeRow, DraftInput, DraftRunner, DraftSequence, Error, Image, ImageEncoder, MixedOutput, PrefillChunk,
-    Runner, Sampled, Sequence, VerifyRows,
+    Runner, Sampled, Sequence, VerifyRows, WriteBehind,
 };
 
 use crate::{Backend, BackendError, Capacity};
@@ -142,6 +142,18 @@ impl Backend for GpuBackend {
 
     fn shared_pages(&self, tokens: &[u32]) -> u32 {
         self.target().map_or(0, |runner| runner.cache().shared_pages(tokens))
+    }
+
+    fn restore(&mut self, tokens: &[u32], budget: Duration, wait: bool) -> Result<bool, BackendError> {
+        Ok(self.runner()?.restore(tokens, budget, wait)?)
+    }
+
+    fn forget_restore(&mut self) {
+        self.runners.iter_mut().for_each(|runners| runners.target.forget_restore());
+    }
+
+    fn write_behind(&mut self) -> Result<WriteBehind, BackendError> {
+        Ok(self.runner()?.write_behind()?)
     }
 
     fn start_empty(&mut self) -> Result<Sequence, BackendError> {

@@ -74,7 +74,9 @@ pub use error::{RequestError, SubmitError};
 pub use events::{Event, EventSender, EventStream, FinishReason, StreamDropped, Token, Usage};
 pub use gpu_backend::{GpuBackend, Runners};
 pub use handle::Engine;
-pub use model::{DecodeRow, DraftInput, MixedOutput, PrefillChunk, Sampled, Sampling, VerifyRows};
+pub use model::{
+    DecodeRow, DraftInput, MixedOutput, PrefillChunk, Sampled, Sampling, VerifyRows, WriteBehind,
+};
 pub use model::{Image, ImageProcessor, join_images};
 pub use options::Options;
 pub use recent::{Percentiles, RecentStats};

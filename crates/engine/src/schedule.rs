@@ -3,8 +3,9 @@
 //! Each round receives new requests, removes cancelled and expired ones, admits from the queue, and runs one
 //! step. [`steps`] assembles and runs the batch, [`draft`] looks for drafts and [`verify`] runs steps that verify them,
 //! [`score`] reports log probabilities of prompts, [`preemption`] frees pages by recomputation, and [`recovery`] handles errors of the backend, a lost device
-//! among them.
+//! among them. [`disk`] stores pages of finished sequences and reads them back.
 
+mod disk;
 mod draft;
 mod preemption;
 mod recovery;
@@ -23,7 +24,7 @@ use tokio::sync::oneshot;
 
 use crate::{
     Backend, BackendError, Capacity, Event, EventSender, Pages, PowerMeter, RequestError, RequestState,
-    RequestStatus, Status,
+    RequestStatus, Status, WriteBehind,
     energy::Joules,
     inbox::Shared,
     job::{Decoding, Job, Outcome, Prefilling},
@@ -75,6 +76,8 @@ pub(crate) struct Scheduler<B: Backend> {
     device_lost: bool,
     /// Device losses and failed recoveries since the last generated token.
     losses: u32,
+    /// Pages of finished sequences that are to be stored on disk.
+    unwritten: WriteBehind,
 }
 
 impl<B: Backend> Scheduler<B> {
@@ -100,6 +103,7 @@ impl<B: Backend> Scheduler<B> {
             model_trials: Trials::default(),
             device_lost: false,
             losses: 0,
+            unwritten: WriteBehind::Done,
         };
         scheduler.publish();
         scheduler
@@ -114,6 +118,7 @@ impl<B: Backend> Scheduler<B> {
             self.finish(job, Outcome::Failed(RequestError::Stopped));
         }
         self.publish();
+        self.write_rest();
     }
 
     /// Moves arrived requests into the queue; blocks while there is nothing to do. Returns whether to
@@ -133,7 +138,14 @@ impl<B: Backend> Scheduler<B> {
                     drop(shared.wait_timeout(inbox, RECOVERY_INTERVAL));
                     return true;
                 }
-                None if self.is_idle() && self.probes.is_empty() => inbox = shared.wait(inbox),
+                None if self.is_idle() && self.probes.is_empty() => match self.unwritten {
+                    WriteBehind::Done => inbox = shared.wait(inbox),
+                    WriteBehind::More => return true,
+                    WriteBehind::Waiting => {
+                        drop(shared.wait_timeout(inbox, disk::WRITE_INTERVAL));
+                        return true;
+                    }
+                },
                 None => return true,
             }
         }
@@ -160,6 +172,9 @@ impl<B: Backend> Scheduler<B> {
         }
         if !self.device_lost {
             self.score_step();
+        }
+        if !self.device_lost {
+            self.write_behind();
         }
         self.status.energy.record(self.joules, self.status.generation_tokens - generated);
         self.publish();
@@ -228,6 +243,10 @@ impl<B: Backend> Scheduler<B> {
     /// for.
     fn admit(&mut self) {
         while !self.queue.is_empty() && self.has_prefill_room() && self.admit_next() {}
+        if self.queue.is_empty() {
+            // Of a request that was cancelled.
+            self.backend.forget_restore();
+        }
     }
 
     /// Whether the next step could prefill for one more request.
@@ -282,6 +301,9 @@ impl<B: Backend> Scheduler<B> {
         let needed = (job.sequence_len() as u32).div_ceil(page_size) + decode_pages + prefill_pages;
         let free = self.backend.free_pages();
         if needed > free && (!shares || needed > free + self.backend.shared_pages(&tokens)) {
+            return false;
+        }
+        if shares && !self.restore(&tokens, alone) {
             return false;
         }
         self.admission_paused = false;

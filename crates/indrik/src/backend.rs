@@ -11,7 +11,7 @@ use std::{
 
 use engine::{
     Backend, BackendError, Capacity, DecodeRow, DraftInput, GpuBackend, MixedOutput, PrefillChunk, Sampled,
-    VerifyRows,
+    VerifyRows, WriteBehind,
 };
 use model::{DraftSequence, Image, Sequence};
 
@@ -115,6 +115,18 @@ impl Backend for SharedBackend {
 
     fn shared_pages(&self, tokens: &[u32]) -> u32 {
         self.for_step().shared_pages(tokens)
+    }
+
+    fn restore(&mut self, tokens: &[u32], budget: Duration, wait: bool) -> Result<bool, BackendError> {
+        self.for_step().restore(tokens, budget, wait)
+    }
+
+    fn forget_restore(&mut self) {
+        self.for_step().forget_restore();
+    }
+
+    fn write_behind(&mut self) -> Result<WriteBehind, BackendError> {
+        self.for_step().write_behind()
     }
 
     fn start_empty(&mut self) -> Result<Sequence, BackendError> {

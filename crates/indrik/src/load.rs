@@ -13,7 +13,8 @@ use engine::{GpuBackend, Runners};
 use gpu::{AdapterInfo, Device, Tier};
 use kernels::matmul::tuning::{BUDGET, Turn};
 use model::{
-    EncoderLimits, EncoderLoadOptions, KvScheme, Limits, LoadOptions, Runner, TuneMode, TuningReport,
+    EncoderLimits, EncoderLoadOptions, Fingerprint, KvScheme, Limits, LoadOptions, PrefixDisk, Runner,
+    TuneMode, TuningReport,
 };
 use weights::{
     blueprint::Blueprint,
@@ -49,6 +50,8 @@ pub struct Options {
     pub kv_cache_tokens: Option<u32>,
     /// Keep the KV pages of finished sequences for later prompts that start with the same tokens.
     pub prefix_cache: bool,
+    /// Store those pages on disk too, for later prompts after a restart or when the model was unloaded.
+    pub prefix_disk: Option<PrefixDisk>,
     /// Prefill chunk size in tokens; chosen for the device if `None`.
     pub prefill_chunk: Option<u32>,
     /// Storage format of keys and values; f16 if `None`, or f32 with `all_logits`.
@@ -80,6 +83,7 @@ impl Default for Options {
             context_length: None,
             kv_cache_tokens: None,
             prefix_cache: true,
+            prefix_disk: None,
             prefill_chunk: None,
             kv_scheme: None,
             reproducible: false,
@@ -258,10 +262,27 @@ fn load(
             tune(runner.model(), progress)?
         }
     };
-    let runners = Runners { target: runner.with_step_timeout(options.step_timeout), draft };
+    let runner = with_prefix_disk(runner.with_step_timeout(options.step_timeout), files, options);
+    let runners = Runners { target: runner, draft };
     let (info, tier) = (device.info().clone(), device.caps().tier());
     let report = LoadReport { device: info, tier, seconds, tuned, heaps, kv_scheme: limits.kv_scheme };
     Ok((runners, report))
+}
+
+/// The runner with the prefix cache on disk, if there is one.
+fn with_prefix_disk(runner: Runner, files: &ModelFiles, options: &Options) -> Runner {
+    let Some(disk) = &options.prefix_disk else { return runner };
+    let (model, limits) = (runner.model(), runner.cache().limits());
+    match Fingerprint::of_files(&files.checkpoint().source.files, model, &limits) {
+        Ok(fingerprint) => runner.with_prefix_disk(disk.clone(), fingerprint),
+        Err(error) => {
+            tracing::warn!(
+                "the prefix cache on disk is off for {}, whose files cannot be read: {error}",
+                files.path().display()
+            );
+            runner
+        }
+    }
 }
 
 /// The runner's limits on this device.

@@ -1,6 +1,8 @@
 //! The KV cache: the memory of the pages of all layers, in one pool for full-attention layers and one for
 //! sliding-window layers, and the page tables. [`crate::pages`] allocates the pages.
 
+mod disk;
+
 use checkpoint::{Attention, AttentionSpan, Config};
 use gpu::{Arena, Buffer, Device, Lifetime, Memory};
 use kernels::{KvLayer, KvShape, KvTable};
@@ -11,6 +13,8 @@ use crate::{
     pages::{PageAllocator, PageCopy, PageKind, Sequence},
     state::TIMEOUT,
 };
+
+pub use disk::WriteBehind;
 
 impl From<AttentionSpan> for PageKind {
     fn from(span: AttentionSpan) -> Self {
@@ -34,6 +38,8 @@ pub struct KvCache {
     buffers: Vec<usize>,
     tables: [Buffer; 2],
     allocator: PageAllocator,
+    /// Pages of earlier texts on disk.
+    disk: Option<disk::DiskTier>,
 }
 
 impl KvCache {
@@ -76,6 +82,7 @@ impl KvCache {
             buffers,
             tables,
             allocator,
+            disk: None,
         })
     }
 
@@ -145,8 +152,14 @@ impl KvCache {
         self.allocator.truncate(sequence, len)
     }
 
-    /// Empties the prefix cache. Running sequences continue; the cache keeps nothing more of them.
+    /// Empties the prefix cache, on disk too. Running sequences continue; the cache keeps nothing more of them.
     pub fn clear_prefix_cache(&self) {
+        self.evict_prefixes();
+        self.clear_disk();
+    }
+
+    /// The same, but pages on disk stay.
+    pub(crate) fn evict_prefixes(&self) {
         self.allocator.clear_prefix_cache();
     }
 

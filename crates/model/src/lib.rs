@@ -14,6 +14,7 @@
 //! | `pacer` | how much work goes into one submission; pure |
 //! | `sampler` | the sampler's parameters, masks and token counts on the GPU |
 //! | [`pages`] | KV page allocation and the prefix cache, without a GPU |
+//! | `prefix_disk` | the prefix cache on disk, without a GPU |
 //! | `image`, `image_encoder` | images of a prompt and their tokens; from patches to soft tokens |
 //! | `text_encoder` | embedding models: from the tokens of texts to vectors |
 //! | [`language`] | tokenizer and chat template of a checkpoint, and how it takes images |
@@ -61,6 +62,7 @@ mod loaded;
 pub mod measure;
 mod pacer;
 pub mod pages;
+mod prefix_disk;
 mod programs;
 mod runner;
 mod sampler;
@@ -80,10 +82,11 @@ pub use image::{
 };
 pub use image_encoder::{EncoderLimits, ImageEncoder};
 pub use kernels::{Activations, matmul::tuning::TuningReport};
-pub use kv_cache::KvCache;
+pub use kv_cache::{KvCache, WriteBehind};
 pub use limits::{DEFAULT_PAGE_SIZE, Limits};
 pub use loaded::Model;
 pub use pages::Sequence;
+pub use prefix_disk::{Fingerprint, PrefixDisk, PrefixDiskError, PrefixDiskStats};
 pub use programs::SetupTime;
 pub use runner::{
     Counters, EncoderLoadOptions, LoadOptions, MAX_OUTPUT_ROWS, MAX_VERIFY_ROWS, Runner, check_tokens,

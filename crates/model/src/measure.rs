@@ -465,6 +465,11 @@ impl Runner {
         Ok(())
     }
 
+    /// Empties the prefix cache in memory. Pages on disk stay.
+    pub fn evict_prefixes(&mut self) {
+        self.cache().evict_prefixes();
+    }
+
     /// Starts a sequence of `depth` tokens, with whatever [`Runner::fill_cache`] wrote as its keys and
     /// values.
     pub fn start_at(&mut self, depth: u32) -> Result<Sequence> {

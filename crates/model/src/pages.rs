@@ -13,6 +13,7 @@
 
 mod prefix_tree;
 mod store;
+mod stored;
 
 use std::{
     ops::Range,
@@ -21,9 +22,11 @@ use std::{
 
 use prefix_tree::NodeId;
 use store::PageStore;
+pub use stored::FinishedText;
+pub(crate) use stored::text_before_images;
 
 /// The layers that a page belongs to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum PageKind {
     /// Layers with full attention.
     Full = 0,
@@ -61,7 +64,7 @@ impl PageConfig {
 
     /// Indices of the pages that the first position after `pages` full pages attends to in sliding-window
     /// layers.
-    fn window_before(&self, pages: u32) -> Range<u32> {
+    pub(crate) fn window_before(&self, pages: u32) -> Range<u32> {
         self.first_visible(pages * self.page_size)..pages
     }
 }
@@ -203,6 +206,11 @@ impl PageAllocator {
     /// An allocator with all pages free.
     pub fn new(config: PageConfig) -> Self {
         Self { store: Arc::new(Mutex::new(PageStore::new(config))) }
+    }
+
+    /// Its capacity.
+    pub fn config(&self) -> PageConfig {
+        locked(&self.store).config
     }
 
     /// Starts an empty sequence that takes no part in the prefix cache; `None` if every slot is in use.

@@ -5,6 +5,7 @@ mod decode;
 mod load;
 mod mixed;
 mod prefill;
+mod prefix_disk;
 mod profile;
 mod verify;
 

@@ -3,4 +3,5 @@
 #[path = "../../../model/tests/common/mod.rs"]
 mod common;
 mod grammar;
+mod prefix_disk;
 mod runner;

@@ -17,7 +17,7 @@ use model::{DraftRunner, Limits, Model, Runner};
 
 /// Step times on this driver vary with the load of the machine. A budget of zero makes chunks as short as
 /// possible, whatever they take.
-const OPTIONS: Options = Options {
+pub const OPTIONS: Options = Options {
     queue_capacity: 64,
     mixed_step_budget: Duration::ZERO,
     prefill_step_budget: Duration::ZERO,
@@ -29,7 +29,7 @@ const NAME: &str = "gguf_q8_0";
 /// The same, a model with experts, and one whose layers share keys and values.
 const MODELS: [&str; 3] = [NAME, "qwen3moe_gguf_q8_0", "gemma4_ple_gguf_q8_0"];
 
-fn request(prompt: &[u32], max_tokens: u32, sampling: Sampling) -> Request {
+pub fn request(prompt: &[u32], max_tokens: u32, sampling: Sampling) -> Request {
     Request { sampling, ..Request::new(prompt.to_vec(), NonZeroU32::new(max_tokens).unwrap()) }
 }
 
@@ -47,7 +47,7 @@ fn requests(ids: &[u32]) -> [Request; 5] {
 }
 
 /// The tokens that a request generates alone on a runner.
-fn alone(model: &Arc<Model>, limits: Limits, request: &Request) -> Vec<u32> {
+pub fn alone(model: &Arc<Model>, limits: Limits, request: &Request) -> Vec<u32> {
     let mut runner = Runner::new(model.clone(), limits).unwrap();
     let mut sequence = runner.start().unwrap();
     let Request { prompt, max_tokens, sampling, stop_token_ids, .. } = request;
@@ -58,7 +58,7 @@ fn alone(model: &Arc<Model>, limits: Limits, request: &Request) -> Vec<u32> {
 }
 
 /// All tokens of a stream, and its last event.
-fn collect(stream: &mut EventStream) -> (Vec<u32>, Event) {
+pub fn collect(stream: &mut EventStream) -> (Vec<u32>, Event) {
     let mut tokens = vec![];
     loop {
         match stream.blocking_next().unwrap() {
@@ -270,7 +270,7 @@ fn check_device_loss(name: &'static str) {
 }
 
 /// The tokens of a request, and how many of its prompt were cached.
-fn complete(engine: &Engine, request: &Request) -> (Vec<u32>, u32) {
+pub fn complete(engine: &Engine, request: &Request) -> (Vec<u32>, u32) {
     match collect(&mut engine.submit(request.clone()).unwrap()) {
         (tokens, Event::Finished { usage, .. }) => (tokens, usage.cached_tokens),
         (_, last) => panic!("{last:?}"),

@@ -1,16 +1,18 @@
 //! The state behind [`PageAllocator`](super::PageAllocator): free pages and slots, reference counts, and the
 //! prefix tree.
 
+use std::collections::VecDeque;
+
 use super::{
-    HeldPages, PageConfig, PageCopy, PageKind, Sequence, TreePosition, min_copied,
+    FinishedText, HeldPages, PageConfig, PageCopy, PageKind, Sequence, TreePosition, min_copied,
     prefix_tree::{NodeId, PrefixTree, ROOT},
 };
 use crate::image::floor_image_boundary;
 
 /// The pages of one kind.
 #[derive(Debug)]
-struct PagePool {
-    free: Vec<u32>,
+pub(super) struct PagePool {
+    pub free: Vec<u32>,
     /// By page: the number of sequences that hold it, plus one if a tree node does.
     references: Vec<u32>,
     /// By page: the tree node that holds it.
@@ -36,12 +38,14 @@ pub(super) struct PageStore {
     pub config: PageConfig,
     pub slots: Vec<u32>,
     /// By kind.
-    pools: [PagePool; 2],
-    tree: PrefixTree,
+    pub pools: [PagePool; 2],
+    pub tree: PrefixTree,
     /// Incremented when the prefix cache is cleared, which invalidates earlier tree positions.
     epoch: u64,
     /// Incremented whenever pages are released: the time of least-recently-used eviction.
-    clock: u64,
+    pub clock: u64,
+    /// Texts whose sequences have ended, to be stored on disk; `None` where they are not.
+    pub finished: Option<VecDeque<FinishedText>>,
 }
 
 /// The longest usable prefix of a prompt.
@@ -59,7 +63,18 @@ impl PageStore {
         let pools =
             [PagePool::new(config.full_pages), PagePool::new(config.sliding_pages * config.max_sequences)];
         let slots = (0..config.max_sequences).rev().collect();
-        Self { config, slots, pools, tree: PrefixTree::new(), epoch: 0, clock: 0 }
+        Self { config, slots, pools, tree: PrefixTree::new(), epoch: 0, clock: 0, finished: None }
+    }
+
+    /// Changes when the prefix cache is cleared.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// The length of the longest usable prefix of a prompt.
+    pub fn cached_len(&self, tokens: &[u32]) -> usize {
+        let found = self.find_prefix(tokens);
+        found.nodes.len() * self.config.page_size as usize + found.partial.map_or(0, |(_, count)| count)
     }
 
     /// Pages that neither a sequence nor the tree holds.
@@ -315,7 +330,7 @@ impl PageStore {
         }
     }
 
-    fn insert(&mut self, parent: NodeId, tokens: &[u32], pages: [Option<u32>; 2]) -> NodeId {
+    pub(super) fn insert(&mut self, parent: NodeId, tokens: &[u32], pages: [Option<u32>; 2]) -> NodeId {
         let node = self.tree.insert(parent, tokens, pages);
         for (kind, page) in PageKind::ALL.into_iter().zip(pages) {
             if let Some(page) = page {
@@ -393,6 +408,7 @@ impl PageStore {
         for page in std::mem::take(&mut sequence.pages[1].pages) {
             self.release(PageKind::Sliding, page, true);
         }
+        self.note_finished(sequence);
         self.slots.push(sequence.slot);
     }
 
@@ -401,10 +417,11 @@ impl PageStore {
         let prefixes: Vec<NodeId> = self.tree.children(ROOT).collect();
         prefixes.into_iter().for_each(|node| self.remove_subtree(node));
         self.epoch += 1;
+        self.finished.iter_mut().for_each(VecDeque::clear);
     }
 
     /// Takes a free page, after evicting one if there is none.
-    fn allocate(&mut self, kind: PageKind) -> Option<u32> {
+    pub(super) fn allocate(&mut self, kind: PageKind) -> Option<u32> {
         if self.pools[kind as usize].free.is_empty() {
             self.evict(kind)?;
         }
@@ -439,7 +456,7 @@ impl PageStore {
     }
 
     /// Adds a sequence's reference to a page.
-    fn acquire(&mut self, kind: PageKind, page: u32) {
+    pub(super) fn acquire(&mut self, kind: PageKind, page: u32) {
         let pool = &mut self.pools[kind as usize];
         pool.references[page as usize] += 1;
         if let Some(node) = pool.nodes[page as usize] {
@@ -447,14 +464,14 @@ impl PageStore {
         }
     }
 
-    fn acquire_for_node(&mut self, kind: PageKind, page: u32, node: NodeId) {
+    pub(super) fn acquire_for_node(&mut self, kind: PageKind, page: u32, node: NodeId) {
         let pool = &mut self.pools[kind as usize];
         pool.references[page as usize] += 1;
         pool.nodes[page as usize] = Some(node);
     }
 
     /// Drops a sequence's reference to a page. `protected` pages are evicted after all others.
-    fn release(&mut self, kind: PageKind, page: u32, protected: bool) {
+    pub(super) fn release(&mut self, kind: PageKind, page: u32, protected: bool) {
         let pool = &mut self.pools[kind as usize];
         pool.references[page as usize] -= 1;
         match (pool.references[page as usize], pool.nodes[page as usize]) {

@@ -15,6 +15,7 @@ mod masks;
 mod mixed;
 mod prefill;
 mod prefix;
+mod prefix_disk;
 #[path = "../common/reference.rs"]
 mod reference;
 mod runs;

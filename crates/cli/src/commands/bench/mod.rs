@@ -7,6 +7,7 @@ mod gemv;
 mod images;
 mod load;
 mod plot;
+mod prefix_disk;
 mod speculate;
 mod speed;
 
@@ -29,6 +30,7 @@ use crate::loading::{self, Kv};
                   indrik bench --shape gemma3-4b -b 8 -p 4096 --beside 256\n  \
                   indrik bench --shape gemma3-27b --images 1,8\n  \
                   indrik bench -m gemma3:270m --speculate README.md\n  \
+                  indrik bench --shape gemma3-27b --prefix-disk /var/tmp -d 8192\n  \
                   indrik bench --bandwidth\n  indrik bench --gemv 43008x5376 --quant int8,int4 --json\n  \
                   indrik bench --load gemma-3-270m.gguf",
     group = clap::ArgGroup::new("what").required(true).args(["model", "shape", "bandwidth", "gemv", "load"])
@@ -89,6 +91,10 @@ pub struct Arguments {
     /// With --speculate and a text: also measure how often a draft model is right, and what it gains
     #[arg(long, value_name = "MODEL", requires_all = ["speculate", "model"])]
     draft: Option<String>,
+    /// Measure the prefix cache on disk, in a new folder within this one: writing and reading the pages of prefixes of -d
+    /// tokens, and the time to first token with and without them
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["gemv", "bandwidth", "load", "beside", "images", "speculate", "plot", "profile"])]
+    prefix_disk: Option<std::path::PathBuf>,
     /// Storage format of the KV cache (default: f16)
     #[arg(long, value_name = "TYPE", conflicts_with_all = ["gemv", "bandwidth", "load"])]
     kv: Option<Kv>,
@@ -142,7 +148,10 @@ fn run_model(device: &Device, arguments: &Arguments) -> anyhow::Result<ExitCode>
     let plan = speed::Plan {
         prompts: nonzero(&arguments.prompt),
         batches: arguments.batch.iter().map(|batch| u32::from(*batch)).collect(),
-        depths: if tokens.is_empty() { vec![] } else { arguments.depth.clone() },
+        depths: match tokens.is_empty() && arguments.prefix_disk.is_none() {
+            true => vec![],
+            false => arguments.depth.clone(),
+        },
         tokens,
         same_tokens: arguments.same_tokens,
         repeats: usize::from(arguments.repeats),
@@ -187,6 +196,9 @@ fn run_model(device: &Device, arguments: &Arguments) -> anyhow::Result<ExitCode>
         if let Some(chunk) = arguments.beside {
             return beside::run(device, name, &Arc::new(model), &plan, chunk.into(), arguments.json);
         }
+        if let Some(folder) = &arguments.prefix_disk {
+            return prefix_disk::run(device, name, &Arc::new(model), folder, &plan, arguments.json);
+        }
         return speed::run(
             device,
             name,
@@ -224,6 +236,9 @@ fn run_model(device: &Device, arguments: &Arguments) -> anyhow::Result<ExitCode>
     }
     if let Some(chunk) = arguments.beside {
         return beside::run(device, &name, &Arc::new(model), &plan, chunk.into(), arguments.json);
+    }
+    if let Some(folder) = &arguments.prefix_disk {
+        return prefix_disk::run(device, &name, &Arc::new(model), folder, &plan, arguments.json);
     }
     speed::run(device, &name, &Arc::new(model), &load, &tuned, &plan, arguments.json)
 }

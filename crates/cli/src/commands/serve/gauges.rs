@@ -1,6 +1,7 @@
 //! Metrics of the machine for `/metrics`: GPU memory, utilisation, power, memory bandwidth, NPUs, process memory.
 
 use engine::Status;
+use model::PrefixDiskStats;
 use server::{Gauge, stats::BandwidthStats};
 use telemetry::{GpuSample, NpuSample, System};
 
@@ -64,6 +65,39 @@ fn bandwidth_gauges(bandwidth: BandwidthStats) -> impl Iterator<Item = Gauge> {
     peak.into_iter().chain(used)
 }
 
+/// Name, HELP text and reader of each metric of the prefix cache on disk.
+const PREFIX_DISK: [(&str, &str, fn(&PrefixDiskStats) -> u64); 8] = [
+    (
+        "prefix_disk_restored_tokens_total",
+        "Prompt tokens read from the prefix cache on disk instead of being prefilled",
+        |stats| stats.restored_tokens,
+    ),
+    ("prefix_disk_read_bytes_total", "Bytes read from the prefix cache on disk", |stats| stats.read_bytes),
+    ("prefix_disk_written_bytes_total", "Bytes written to the prefix cache on disk", |stats| {
+        stats.written_bytes
+    }),
+    (
+        "prefix_disk_errors_total",
+        "Pages of the prefix cache on disk that could not be read or written, damaged ones included",
+        |stats| stats.errors,
+    ),
+    ("prefix_disk_evictions_total", "Pages deleted from the prefix cache on disk for its limit", |stats| {
+        stats.evictions
+    }),
+    ("prefix_disk_entries", "Pages in the prefix cache on disk", |stats| stats.entries),
+    ("prefix_disk_bytes", "Size of the prefix cache on disk", |stats| stats.bytes),
+    ("prefix_disk_max_bytes", "Maximum size of the prefix cache on disk", |stats| stats.max_bytes),
+];
+
+fn prefix_disk_gauges(stats: PrefixDiskStats) -> impl Iterator<Item = Gauge> {
+    PREFIX_DISK.iter().map(move |(name, help, read)| Gauge {
+        name,
+        help,
+        label: None,
+        value: read(&stats) as f64,
+    })
+}
+
 /// All gauges that are available now.
 pub fn read(status: &Status, hardware: &Hardware) -> Vec<Gauge> {
     let snapshot = hardware.snapshot();
@@ -82,7 +116,8 @@ pub fn read(status: &Status, hardware: &Hardware) -> Vec<Gauge> {
     });
     let bandwidth = hardware.bandwidth(status).into_iter().flat_map(bandwidth_gauges);
     let npus = snapshot.as_ref().map_or(&[][..], |snapshot| &snapshot.npus);
-    memory.into_iter().chain(bandwidth).chain(gpu_gauges).chain(npu_gauges(npus)).collect()
+    let prefix_disk = hardware.prefix_disk().into_iter().flat_map(prefix_disk_gauges);
+    memory.into_iter().chain(bandwidth).chain(prefix_disk).chain(gpu_gauges).chain(npu_gauges(npus)).collect()
 }
 
 #[cfg(test)]

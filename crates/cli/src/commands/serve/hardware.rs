@@ -4,6 +4,7 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock, atomic::AtomicBool};
 
 use engine::{PowerMeter, Status};
 use indrik::{HeapProbe, Model};
+use model::{PrefixDisk, PrefixDiskStats};
 use server::stats::{BandwidthStats, DeviceStats, EnergyStats};
 use telemetry::{EnergyMeter, Sampler, Snapshot};
 use weights::plan::HeapUsage;
@@ -13,7 +14,10 @@ use crate::{energy, heaps::heap_stats};
 
 /// The device, once a model is loaded, and the machine. Clones share them.
 #[derive(Clone, Default)]
-pub struct Hardware(Arc<RwLock<Option<Arc<Loaded>>>>);
+pub struct Hardware {
+    loaded: Arc<RwLock<Option<Arc<Loaded>>>>,
+    prefix_disk: Option<PrefixDisk>,
+}
 
 /// What measures the GPU and the machine.
 struct Meters {
@@ -37,6 +41,15 @@ struct Loaded {
 const PROBE_BYTES: u64 = 512 << 20;
 
 impl Hardware {
+    pub fn new(prefix_disk: Option<PrefixDisk>) -> Hardware {
+        Hardware { prefix_disk, ..Hardware::default() }
+    }
+
+    /// The prefix cache on disk, if there is one.
+    pub fn prefix_disk(&self) -> Option<PrefixDiskStats> {
+        self.prefix_disk.as_ref().map(PrefixDisk::stats)
+    }
+
     /// Takes over a loaded model's device.
     pub fn set_loaded(&self, model: &Model) {
         let report = model.load_report();
@@ -55,12 +68,12 @@ impl Hardware {
             }
         };
         let loaded = Loaded { machine, device, heap_probe, planned_heaps, bandwidth };
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(loaded));
+        *self.loaded.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(loaded));
     }
 
     /// The device of the model that was loaded last.
     fn loaded(&self) -> Option<Arc<Loaded>> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.loaded.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Measures the device's bandwidth when the engine is idle.

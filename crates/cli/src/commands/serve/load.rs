@@ -44,8 +44,8 @@ impl Loader {
         let given = offer.settings().memory_budget.map(|size| size.0 as u64);
         let memory_budget = given.unwrap_or_else(|| indrik::device_memory(&adapter.info).usable());
         Ok(Loader {
+            hardware: Hardware::new(offer.prefix_disk.clone()),
             offer: Arc::new(offer),
-            hardware: Hardware::default(),
             reload: Arc::default(),
             memory_budget,
             is_strict: given.is_some(),

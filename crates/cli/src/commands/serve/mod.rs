@@ -121,6 +121,10 @@ pub fn run(arguments: &Arguments, matches: &ArgMatches) -> anyhow::Result<ExitCo
     })?;
     // A read of a sensor that hangs must not keep the process.
     runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);
+    if let Some(disk) = &loader.offer.prefix_disk {
+        // The last pages of the engines that have ended.
+        disk.flush();
+    }
     match outcome {
         Outcome::Drained => announce(format_args!("All requests finished.")),
         Outcome::Cancelled(reason) => announce(format_args!("{reason}: unfinished requests were cancelled.")),

@@ -9,7 +9,7 @@ use std::{
 
 use checkpoint::ModelKind;
 use indrik::{EmbeddingFiles, EmbeddingOptions, ModelFiles, Options};
-use model::ImageProcessor;
+use model::{ImageProcessor, PrefixDisk};
 use server::{ModelDescription, ModelFacts};
 use store::{EntryKind, Store, StoreEntry};
 
@@ -34,6 +34,8 @@ pub struct Offer {
     pub whole_store: bool,
     /// Descriptions of files, which take a moment to read, with the time of the files' last change.
     descriptions: Mutex<HashMap<PathBuf, (Option<SystemTime>, MaybeDescription)>>,
+    /// Of all models.
+    pub prefix_disk: Option<PrefixDisk>,
 }
 
 /// Where a model is.
@@ -82,7 +84,8 @@ impl Offer {
             }
         }
         let whole_store = named.is_empty() || settings.models.iter().any(|name| name == WHOLE_STORE);
-        let offer = Offer { settings, named, whole_store, descriptions: Mutex::default() };
+        let prefix_disk = open_prefix_disk(&settings)?;
+        let offer = Offer { settings, named, whole_store, descriptions: Mutex::default(), prefix_disk };
         if offer.named.is_empty() && offer.entries().is_empty() {
             anyhow::bail!(
                 "no model given, and the local store has none: use -m, INDRIK_MODEL or the key `model` of the settings \
@@ -260,6 +263,7 @@ impl Offer {
             context_length: Some(context_length),
             kv_cache_tokens: tokens,
             prefix_cache: settings.prefix_cache,
+            prefix_disk: self.prefix_disk.clone(),
             step_timeout: settings.step_timeout.0,
             queue_capacity: settings.max_queue,
             serving: true,
@@ -286,6 +290,24 @@ impl Offer {
         self.set_aliases(&served.id, &mut served.aliases, others);
         Ok(served)
     }
+}
+
+/// Opens the prefix cache on disk, if the settings ask for one. A folder that cannot be used is no reason not to serve.
+fn open_prefix_disk(settings: &Settings) -> anyhow::Result<Option<PrefixDisk>> {
+    let Some(size) = settings.prefix_disk else {
+        anyhow::ensure!(settings.prefix_disk_dir.is_none(), "--prefix-disk-dir needs a size: --prefix-disk");
+        return Ok(None);
+    };
+    anyhow::ensure!(
+        settings.prefix_cache,
+        "--prefix-disk needs the prefix cache: remove --prefix-cache=false"
+    );
+    let given = settings.prefix_disk_dir.as_ref().map(PathBuf::from);
+    let Some(folder) = given.or_else(|| Some(gpu::cache_dir()?.join("prefixes"))) else {
+        anyhow::bail!("there is no cache folder: say where prefixes are stored with --prefix-disk-dir");
+    };
+    let opened = PrefixDisk::open(&folder, size.0 as u64);
+    Ok(opened.inspect_err(|error| tracing::warn!("the prefix cache on disk is off: {error}")).ok())
 }
 
 /// The names of a model.

@@ -187,6 +187,8 @@ settings! {
         kv: Kv, "kv", "INDRIK_KV", "f16", "KV cache data type: f16, f32 or int8";
         prefill_chunk: NonZeroU32, "prefill-chunk" was "chunk", "INDRIK_PREFILL_CHUNK", "depends on the device", "Maximum prefill tokens per step";
         image_tokens: NonZeroU32, "image-tokens", "INDRIK_IMAGE_TOKENS", "the model's, 280", "Maximum tokens per image (Gemma 4; trained with 70, 140, 280, 560 and 1120): more for small print, fewer for speed";
+        prefix_disk: Size, "prefix-disk", "INDRIK_PREFIX_DISK", "none", "Maximum size of the prefix cache on disk, as in 20GiB: KV cache pages of earlier requests outlive a restart";
+        prefix_disk_dir: String, "prefix-disk-dir", "INDRIK_PREFIX_DISK_DIR", "prefixes in Indrik's cache folder", "Folder of the prefix cache on disk, for one server at a time";
         draft: String, "draft", "INDRIK_DRAFT", "none", "Draft model for speculative decoding with --model, a smaller one with the same vocabulary: GGUF file, Hugging Face folder or name in the local store";
         memory_budget: Size, "memory-budget", "INDRIK_MEMORY_BUDGET", "the memory of the device", "Memory for all loaded models together, with their KV caches";
         unload_after: Time, "unload-after", "INDRIK_UNLOAD_AFTER", "never", "Time after its last request when a model is unloaded; otherwise only if another one needs its memory";

@@ -33,6 +33,27 @@ impl Memory {
         Self { pages: PageAllocator::new(config), config, cells, tables: [table.clone(), table] }
     }
 
+    /// Puts the first pages of a text into the tree, as from disk: of sliding-window layers those from `first` on.
+    fn restore(&mut self, text: &[u32], first: usize) {
+        let size = self.config.page_size as usize;
+        for (index, _) in text.chunks_exact(size).enumerate() {
+            for kind in PageKind::ALL {
+                let prefix = &text[..(index + 1) * size];
+                let cells = &mut self.cells[kind as usize];
+                let fill = |page: u32| -> Result<(), Infallible> {
+                    for position in 0..size {
+                        cells[page as usize * size + position] = content(&prefix[..=index * size + position]);
+                    }
+                    Ok(())
+                };
+                if kind == PageKind::Full || index >= first {
+                    let Ok(restored) = self.pages.restore(prefix, kind, fill);
+                    assert_eq!(restored, self.pages.read_known(prefix, kind, |_| ()).is_some());
+                }
+            }
+        }
+    }
+
     fn cell(&self, live: &Live, kind: PageKind, position: u32) -> Option<usize> {
         let page = live.sequence.pages[kind as usize].get(position / self.config.page_size)?;
         Some((page * self.config.page_size + position % self.config.page_size) as usize)
@@ -334,12 +355,56 @@ fn a_disabled_prefix_cache_keeps_nothing() {
     assert_eq!((known(&mut memory, &text(1, 30)), memory.pages.cached_pages(PageKind::Full)), (0, 0));
 }
 
+#[test]
+fn restored_pages_are_a_cached_prefix() {
+    let mut memory = Memory::new(config(2, 4, 10, 64, 8));
+    let restored = text(1, 40);
+    memory.restore(&restored, 7);
+    // Pages 7 to 9: the window of a text of 40 tokens, and of 39.
+    assert_eq!(memory.pages.cached_len(&restored), 39 / 4 * 4 + 3);
+    assert_eq!(memory.pages.known_pages(&restored)[6..8], [[true, false], [true, true]]);
+    assert_eq!(known(&mut memory, &[&restored[..], &text(2, 5)].concat()), 40);
+    memory.audit(&[]);
+}
+
+#[test]
+fn restoring_takes_no_page_of_a_running_sequence_and_none_before_its_own() {
+    let mut memory = Memory::new(PageConfig { full_pages: 10, ..config(2, 4, 40, 40, 8) });
+    let (live, _) = prefill(&mut memory, &text(1, 20));
+    memory.restore(&text(2, 40), 0);
+    assert_eq!(memory.pages.known_pages(&text(2, 40)).len(), 5, "as many as are free");
+    memory.audit(std::slice::from_ref(&live));
+    assert_eq!(known(&mut memory, &text(2, 40)), 20);
+}
+
+#[test]
+fn finished_texts_are_noted_with_their_full_pages_before_the_first_image() {
+    let mut memory = Memory::new(config(2, 4, 10, 64, 8));
+    drop(prefill(&mut memory, &text(3, 12)));
+    assert_eq!(memory.pages.next_finished(), None, "not tracked yet");
+    memory.pages.track_finished();
+    drop(prefill(&mut memory, &text(1, 3)));
+    let (mut live, _) = prefill(&mut memory, &text(1, 10));
+    assert!(memory.append(&mut live, &text(4, 5)));
+    drop(live);
+    let tokens = [text(1, 10), text(4, 2)].concat();
+    assert_eq!(memory.pages.next_finished(), Some(FinishedText { tokens, branch_points: [0, 2, 3] }));
+    let image = [text(2, 9), vec![crate::IMAGE_TOKEN | 7; 6]].concat();
+    drop(prefill(&mut memory, &image));
+    let tokens = image[..8].to_vec();
+    assert_eq!(memory.pages.next_finished(), Some(FinishedText { tokens, branch_points: [0, 2, 2] }));
+    drop(prefill(&mut memory, &text(5, 8)));
+    memory.pages.clear_prefix_cache();
+    assert!(!memory.pages.has_finished());
+}
+
 #[derive(Clone, Debug)]
 enum Action {
     Start(Vec<u32>),
     Append(usize, Vec<u32>),
     Truncate(usize, u32),
     Finish(usize),
+    Restore(Vec<u32>, usize),
     ClearPrefixCache,
 }
 
@@ -351,6 +416,7 @@ fn action() -> impl Strategy<Value = Action> {
         12 => (0..4_usize, tokens(6)).prop_map(|(at, tokens)| Action::Append(at, tokens)),
         1 => (0..4_usize, 0..24_u32).prop_map(|(at, len)| Action::Truncate(at, len)),
         4 => (0..4_usize).prop_map(Action::Finish),
+        2 => (tokens(24), 0..6_usize).prop_map(|(text, first)| Action::Restore(text, first)),
         1 => Just(Action::ClearPrefixCache),
     ]
 }
@@ -392,6 +458,7 @@ proptest! {
                 }
                 Action::Finish(at) if at < live.len() => drop(live.remove(at)),
                 Action::Finish(_) => {}
+                Action::Restore(text, first) => memory.restore(&text, first),
                 Action::ClearPrefixCache => memory.pages.clear_prefix_cache(),
             }
             memory.audit(&live);
