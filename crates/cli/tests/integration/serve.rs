@@ -140,6 +140,29 @@ fn sigterm_drains_running_requests_and_a_second_one_cancels_them() {
 }
 
 #[test]
+fn after_sigterm_the_port_stays_open_for_gateways_and_after_sigint_it_does_not() {
+    if !has_device() {
+        return;
+    }
+    // Longer than the test.
+    let linger = ["--drain-linger", "1h"];
+    let server = Served::start(&mut serve(&linger));
+    server.signal("-TERM");
+    while server.request("GET", "/ready", "").0 != 503 {}
+    for _ in 0..3 {
+        assert_eq!(server.request("GET", "/health", "").0, 200);
+        assert_eq!(server.request("POST", "/v1/completions", &greedy(1, json!({})).to_string()).0, 503);
+    }
+    server.signal("-TERM");
+    let (status, log) = server.wait();
+    assert_eq!(status.code(), Some(1), "{log}");
+    let server = Served::start(&mut serve(&linger));
+    server.signal("-INT");
+    let (status, log) = server.wait();
+    assert_eq!(status.code(), Some(0), "{log}");
+}
+
+#[test]
 fn completions_are_unchanged_by_a_lost_device() {
     if !has_device() {
         return;
@@ -223,6 +246,7 @@ fn invalid_settings_are_reported_before_loading() {
     fails_with(&["--queue-timeout", "soon"], "'soon' is not a duration");
     fails_with(&["--api-key-file", "/nowhere.txt"], "/nowhere.txt");
     fails_with(&["--kv-cache-tokens", "100"], "--kv-cache-tokens is 100");
+    fails_with(&["--otlp-endpoint", "collector:4318"], "--otlp-endpoint is collector:4318");
     fails_with(&["--max-header-size", "1KiB"], "--max-header-size is 1024 bytes");
     let empty = folder.path().join("keys.txt");
     std::fs::write(&empty, "# a comment is not a key\n\n").unwrap();
