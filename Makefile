@@ -73,6 +73,7 @@ soak: setup ## the long tests: load for INDRIK_SOAK=1800 seconds (`make test` ha
 	cargo test -p indrik-shaders
 	env -u PROPTEST_RNG_SEED PROPTEST_CASES=200000 cargo test -p indrik-engine --lib properties
 	cargo test -p indrik-cli --test integration rdna3 -- --ignored
+	INDRIK_TEST_ALL=1 cargo test -p indrik-model --lib killed
 	INDRIK_TEST_ALL=1 cargo test -p indrik-model --test integration
 	$(call export_path,GGUF,test-model) INDRIK_TEST_ALL=1 cargo test -p indrik-cli --test integration -- restart several_models npu::
 	INDRIK_NPU_CASES=1000000 cargo test -p indrik-npu --test integration hostile

@@ -453,3 +453,98 @@ fn nothing_is_cached_without_the_prefix_cache() {
     assert_eq!(server.metric("indrik_prefix_cache_hits_total"), 0);
     assert_eq!(server.metric("indrik_kv_cache_pages_cached"), 0);
 }
+
+/// A turn whose history is longer than the model's sliding window, by token ids.
+fn turn() -> Value {
+    let prompt: Vec<u32> = (0..404).map(|at| 10 + at * 7 % 300).collect();
+    greedy(24, json!({ "prompt": prompt, "logprobs": 5 }))
+}
+
+fn cached_tokens(completion: &Value) -> u64 {
+    completion["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap()
+}
+
+#[test]
+fn a_restarted_server_finds_prefixes_on_disk_and_notices_damage() {
+    if !has_device() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_str().unwrap();
+    let start =
+        || Served::start(&mut serve(&["--reproducible", "--prefix-disk=64MiB", "--prefix-disk-dir", path]));
+    let stop = |server: Served| {
+        server.signal("-TERM");
+        server.wait().1
+    };
+    let server = start();
+    let cold = server.complete(&turn());
+    assert_eq!(cached_tokens(&cold), 0);
+    // A second server on the same folder does without.
+    let other = start();
+    let stderr = stop(other);
+    assert_eq!(stderr.matches("in use by another process").count(), 1, "{stderr}");
+    stop(server);
+
+    let server = start();
+    let restored = server.complete(&turn());
+    // Logprobs are equal bit for bit; full pages of 64 tokens come from disk.
+    assert_eq!(restored["choices"], cold["choices"]);
+    assert_eq!(cached_tokens(&restored), 384);
+    assert_eq!(server.metric("indrik_prompt_tokens_total"), 20);
+    assert_eq!(server.metric("indrik_prefix_disk_restored_tokens_total"), 384);
+    assert!(server.metric("indrik_prefix_disk_read_bytes_total") > 0);
+    assert_eq!(server.metric("indrik_prefix_disk_errors_total"), 0);
+    let entries = server.metric("indrik_prefix_disk_entries");
+    stop(server);
+
+    // A flipped bit in every page.
+    let models = std::fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path());
+    let mut damaged = 0;
+    for model in models.filter(|path| path.is_dir()) {
+        for file in std::fs::read_dir(model).unwrap().map(|entry| entry.unwrap().path()) {
+            let mut bytes = std::fs::read(&file).unwrap();
+            let middle = bytes.len() / 2;
+            bytes[middle] ^= 1;
+            std::fs::write(file, bytes).unwrap();
+            damaged += 1;
+        }
+    }
+    assert_eq!(damaged, entries);
+    let server = start();
+    let prefilled = server.complete(&turn());
+    assert_eq!((&prefilled["choices"], cached_tokens(&prefilled)), (&cold["choices"], 0));
+    assert!(server.metric("indrik_prefix_disk_errors_total") > 0);
+    let stderr = stop(server);
+    assert_eq!(stderr.matches("cannot be used; it is deleted").count(), 1, "said once: {stderr}");
+}
+
+#[test]
+fn a_folder_that_cannot_hold_prefixes_is_said_once_and_served_on() {
+    if !has_device() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let path = file.join("prefixes");
+    let server =
+        Served::start(&mut serve(&["--prefix-disk=64MiB", "--prefix-disk-dir", path.to_str().unwrap()]));
+    assert_eq!(cached_tokens(&server.complete(&turn())), 0);
+    assert!(cached_tokens(&server.complete(&turn())) >= 384, "in memory as usual");
+    server.signal("-TERM");
+    let stderr = server.wait().1;
+    assert_eq!(stderr.matches("the prefix cache on disk is off").count(), 1, "{stderr}");
+
+    // The folder disappears while the server runs, and a file takes its place.
+    let path = folder.path().join("prefixes");
+    let server =
+        Served::start(&mut serve(&["--prefix-disk=64MiB", "--prefix-disk-dir", path.to_str().unwrap()]));
+    std::fs::remove_dir_all(&path).unwrap();
+    std::fs::write(&path, "").unwrap();
+    server.complete(&turn());
+    server.complete(&greedy(24, json!({ "prompt": "the cat sat ".repeat(60) })));
+    server.signal("-TERM");
+    let stderr = server.wait().1;
+    assert_eq!(stderr.matches("cannot be written").count(), 1, "said once: {stderr}");
+}

@@ -160,7 +160,6 @@ impl KvCache {
                     saving.next += 1;
                     continue;
                 }
-                let bytes = tier.page_bytes[kind as usize];
                 let Some(buffer) = tier.readback.acquire(&self.device, tier.max_page_bytes())? else {
                     tier.saving = Some(saving);
                     return Ok(WriteBehind::Waiting);
@@ -174,7 +173,6 @@ impl KvCache {
                         copied?;
                         let label = tier.label(prefix, index, kind, &saving.digests);
                         let content = Box::new(tier.readback.content(buffer));
-                        debug_assert_eq!(label.bytes, bytes);
                         tier.disk.write(PageWrite { id, label, content, used: saving.used });
                         tier.saving = Some(saving);
                         return Ok(WriteBehind::More);

@@ -1,9 +1,15 @@
 //! The folder without a GPU: pages that are read are those that were written, whatever happened to the files.
 
 use std::{
-    collections::BTreeMap,
-    fs,
+    collections::BTreeSet,
+    env, fs,
+    io::{self, BufRead, BufReader, Write},
     path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use proptest::{collection::vec, prelude::*};
@@ -299,6 +305,109 @@ fn a_reader_returns_pages_in_order_and_says_which_is_gone() {
     }
 }
 
+/// The folder that the process which is to be killed writes to, and the piece of a page at which it stops and waits for
+/// that; it goes on for ever without one.
+const KILLED_FOLDER: &str = "INDRIK_TEST_KILLED_FOLDER";
+const KILLED_AT: &str = "INDRIK_TEST_KILLED_AT";
+
+/// Files of its pages that have room.
+const KILLED_FILES: u64 = 12;
+
+/// The pages that it writes: each in three pieces, twice as many as have room.
+fn killed_pages() -> impl Iterator<Item = (PageId, PageLabel, Vec<u8>)> {
+    let texts = (1..=KILLED_FILES as u32).map(|pages| (0..pages * PAGE as u32).collect());
+    texts.flat_map(|text: Vec<u32>| {
+        [PageKind::Full, PageKind::Sliding].map(|kind| {
+            let (id, label) = page(MODEL, &text, kind);
+            let content = content(MODEL, &text, kind).repeat(8000);
+            (id, PageLabel { bytes: content.len() as u64, ..label }, content)
+        })
+    })
+}
+
+fn open_killed(folder: &Path) -> PrefixDisk {
+    let file = killed_pages().map(|(_, label, _)| label.file_bytes()).max().unwrap();
+    PrefixDisk::open(folder, KILLED_FILES * file).unwrap()
+}
+
+/// A page that is killed while it is being written.
+struct Killed {
+    content: Vec<u8>,
+    pieces: Arc<AtomicU64>,
+    killed_at: Option<u64>,
+}
+
+impl PageContent for Killed {
+    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), String> {
+        // Not captured by the test harness.
+        io::stdout().write_all(b"piece\n").map_err(|error| error.to_string())?;
+        while self.killed_at == Some(self.pieces.load(Ordering::Relaxed)) {
+            std::thread::park();
+        }
+        self.pieces.fetch_add(1, Ordering::Relaxed);
+        into.copy_from_slice(&self.content[offset as usize..][..into.len()]);
+        Ok(())
+    }
+}
+
+#[test]
+#[ignore = "writes until `a_killed_process_leaves_only_pages_that_are_right`, which runs it, kills it"]
+fn writes_until_it_is_killed() {
+    let Some(folder) = env::var_os(KILLED_FOLDER) else { return };
+    let killed_at = env::var(KILLED_AT).ok().map(|piece| piece.parse().unwrap());
+    let (disk, pieces) = (open_killed(Path::new(&folder)), Arc::new(AtomicU64::new(0)));
+    loop {
+        for (id, label, content) in killed_pages() {
+            let content = Box::new(Killed { content, pieces: pieces.clone(), killed_at });
+            disk.write(PageWrite { id, label, content, used: disk.now() });
+            disk.flush();
+        }
+    }
+}
+
+#[test]
+fn a_killed_process_leaves_only_pages_that_are_right() {
+    let folder = tempfile::tempdir().unwrap();
+    let kills = if testkit::exhaustive() { 200 } else { 10 };
+    let (mut interrupted, mut right) = (0, 0);
+    for kill in 0..kills {
+        // Every other time within a file, otherwise wherever it is by then.
+        let piece = kill * 7 % 50;
+        let mut writer = Command::new(env::current_exe().unwrap());
+        writer
+            .args(["--exact", "prefix_disk::tests::writes_until_it_is_killed", "--ignored", "--nocapture"])
+            .env(KILLED_FOLDER, folder.path())
+            .stdout(Stdio::piped());
+        if kill % 2 == 0 {
+            writer.env(KILLED_AT, piece.to_string());
+        }
+        let mut writer = writer.spawn().unwrap();
+        let lines = BufReader::new(writer.stdout.take().unwrap()).lines();
+        let mut pieces = lines.filter(|line| line.as_ref().is_ok_and(|line| line.ends_with("piece")));
+        pieces.nth(piece).unwrap().unwrap();
+        writer.kill().unwrap();
+        writer.wait().unwrap();
+        let is_temporary = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "tmp");
+        interrupted += files(folder.path()).iter().filter(|path| is_temporary(path)).count();
+        let disk = open_killed(folder.path());
+        let stored = files(folder.path());
+        assert!(!stored.iter().any(is_temporary), "kill {kill}: {stored:?}");
+        let bytes: u64 = stored.iter().map(|file| file.metadata().unwrap().len()).sum();
+        assert_eq!((disk.stats().entries, disk.stats().bytes), (stored.len() as u64, bytes), "kill {kill}");
+        for (id, label, expected) in killed_pages() {
+            if disk.contains(&id) {
+                let mut content = vec![];
+                disk.read(&id, &label, disk.now(), &mut content).unwrap();
+                assert!(content == expected, "kill {kill}: {id:?}");
+                right += 1;
+            }
+        }
+        assert_eq!(disk.stats().errors, 0, "kill {kill}: a renamed file is complete");
+    }
+    println!("{kills} kills, {interrupted} of them within a file; {right} pages were right");
+    assert!(interrupted >= kills / 2 && right > 0);
+}
+
 #[derive(Clone, Debug)]
 enum Action {
     Write(Vec<u32>, bool),
@@ -333,18 +442,18 @@ proptest! {
         let open = || PrefixDisk::open(folder.path(), max_bytes).unwrap();
         let mut disk = open();
         let kind = |sliding| if sliding { PageKind::Sliding } else { PageKind::Full };
-        let mut written: BTreeMap<(Vec<u32>, bool), ()> = BTreeMap::new();
+        let mut written = BTreeSet::new();
         for action in actions {
             match action {
                 Action::Write(text, sliding) => {
                     write(&disk, MODEL, &text, kind(sliding), disk.now());
-                    written.insert((text, sliding), ());
+                    written.insert((text, sliding));
                 }
                 Action::Read(text, sliding) => {
                     let expected = content(MODEL, &text, kind(sliding));
                     if let Ok(read) = read(&disk, MODEL, &text, kind(sliding)) {
                         assert_eq!(read, expected);
-                        assert!(written.contains_key(&(text, sliding)));
+                        assert!(written.contains(&(text, sliding)));
                     }
                 }
                 Action::Damage(file, bit) => {

@@ -65,8 +65,11 @@ fn bandwidth_gauges(bandwidth: BandwidthStats) -> impl Iterator<Item = Gauge> {
     peak.into_iter().chain(used)
 }
 
+/// Reads one value of the prefix cache on disk.
+type ReadPrefixDisk = fn(&PrefixDiskStats) -> u64;
+
 /// Name, HELP text and reader of each metric of the prefix cache on disk.
-const PREFIX_DISK: [(&str, &str, fn(&PrefixDiskStats) -> u64); 8] = [
+const PREFIX_DISK: [(&str, &str, ReadPrefixDisk); 8] = [
     (
         "prefix_disk_restored_tokens_total",
         "Prompt tokens read from the prefix cache on disk instead of being prefilled",
