@@ -2,8 +2,9 @@
 
 use std::{
     collections::HashSet,
-    fs::{self, File},
+    fs::{self, DirBuilder, File},
     io::{self, ErrorKind},
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::{Path, PathBuf},
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
@@ -265,7 +266,7 @@ impl Folder {
             let path = path.to_owned();
             move |reason| PrefixDiskError::Folder { path, reason }
         };
-        fs::create_dir_all(path).map_err(failed(path))?;
+        create_private_folder(path).map_err(failed(path))?;
         let file = path.join(LOCK);
         let lock =
             File::options().create(true).truncate(false).write(true).open(&file).map_err(failed(&file))?;
@@ -366,9 +367,10 @@ impl Folder {
         temporary.push(TEMPORARY);
         let mut write = || {
             if let Some(folder) = path.parent() {
-                fs::create_dir_all(folder)?;
+                create_private_folder(folder)?;
             }
-            let mut file = File::create(&temporary)?;
+            let mut file =
+                File::options().create(true).truncate(true).write(true).mode(0o600).open(&temporary)?;
             label.write(&mut *content, &mut file)?;
             file.set_modified(time_of(used))?;
             fs::rename(&temporary, &path)
@@ -457,6 +459,11 @@ fn scan(path: &Path, max_bytes: u64) -> io::Result<Index> {
         }
     }
     Ok(index)
+}
+
+/// Creates a folder, unless there is one, that only its owner can enter: pages are what clients wrote.
+fn create_private_folder(path: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
 
 fn time_of(used: u64) -> SystemTime {

@@ -4,6 +4,7 @@ use std::{
     collections::BTreeSet,
     env, fs,
     io::{self, BufRead, BufReader, Write},
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     sync::{
@@ -406,6 +407,20 @@ fn a_killed_process_leaves_only_pages_that_are_right() {
     }
     println!("{kills} kills, {interrupted} of them within a file; {right} pages were right");
     assert!(interrupted >= kills / 2 && right > 0);
+}
+
+#[test]
+fn only_the_owner_can_read_what_is_stored() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("prefixes");
+    let disk = PrefixDisk::open(&path, 10 * file_bytes()).unwrap();
+    write(&disk, MODEL, &[7; PAGE], PageKind::Full, disk.now());
+    let files = files(&path);
+    let [file] = &files[..] else { panic!("{files:?}") };
+    for path in [&path, file.parent().unwrap(), file] {
+        let mode = fs::metadata(path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o077, 0, "{}: {mode:o}", path.display());
+    }
 }
 
 #[derive(Clone, Debug)]
