@@ -8,17 +8,17 @@
 //!                beyond the one in memory   (checked)       (GPU copies)    (as if just finished)
 //! ```
 //!
-//! **A file is a page**: the keys and values of all layers of one [`PageKind`] for the tokens of one page. Pages of
-//! sliding-window layers are files of their own, since only those in the window before a branch point are worth
-//! storing; with Gemma 3 27B they are five times as large as those of full-attention layers. Only full pages are
-//! stored; the rest of a text, less than a page, is prefilled again.
+//! **A file is a page**: the keys and values of all layers of one [`PageKind`](crate::pages::PageKind) for the tokens
+//! of one page. Pages of sliding-window layers are files of their own, since only those in the window before a branch
+//! point are worth storing; with Gemma 3 27B they are five times as large as those of full-attention layers. Only full
+//! pages are stored; the rest of a text, less than a page, is prefilled again.
 //!
 //! **Key.** The name of a file is the SHA-256 of the [`Fingerprint`] and of all tokens up to the end of its page,
 //! computed as a chain: the digest of a page is that of its parent's digest and its own tokens. The fingerprint covers
 //! everything else that keys and values depend on: this version of Indrik, the weights, the layout of a page, the
-//! device. Texts are stored up to their first image only. The header of a file is a function of what is looked for (fingerprint, digest of the parent, depth, kind,
-//! the page's token ids, length), so verifying it is a comparison of bytes: a file with another version, model or text
-//! in it is not parsed but dropped.
+//! device. Texts are stored up to their first image only. The header of a file is a function of what is looked for
+//! (fingerprint, digest of the parent, depth, kind, the page's token ids, length), so verifying it is a comparison of
+//! bytes: a file with another version, model or text in it is not parsed but dropped.
 //!
 //! **Damage.** A CRC-32 over header and content ends the file. It detects any one or two flipped bits and any damage
 //! within 32 bits, and misses one in four billion others. A file that fails is deleted and its page prefilled.
