@@ -308,7 +308,7 @@ def kill(tools, gateway="smg"):
             if key not in expected:
                 expected[key] = complete(fleet.ports[1], request, max_tokens=32).text
             check(text == expected[key], f"another text: {text!r} instead of {expected[key]!r}")
-        return (f"{len(failed)} of {load.count()} failed, all of them streams under way; "
+        return (f"{len(failed)} of {load.count()} failed, all of them running streams; "
                 f"{len(pairs)} texts of {len(expected)} prompts equal those of one server alone")
 
 
@@ -398,10 +398,11 @@ def cached_share(tools, replicas, pages, policy):
 
 def prefix_share(tools):
     """With caches that hold half of the chats, routing by prefix keeps what one server with twice the pages keeps."""
-    aware = cached_share(tools, 2, PAGES, "cache_aware")
+    # How evenly the gateway distributes the chats varies from run to run.
+    aware = sorted(cached_share(tools, 2, PAGES, "cache_aware") for _ in range(3))[1]
     robin = cached_share(tools, 2, PAGES, "round_robin")
     alone = cached_share(tools, 1, 2 * PAGES, "round_robin")
-    figures = f"cached share {aware:.3f} with cache_aware, {robin:.3f} with round_robin, {alone:.3f} with one server of twice the pages"
+    figures = f"prefix cache hit rate {aware:.3f} with cache_aware (median of three), {robin:.3f} with round_robin, {alone:.3f} with one server of twice the pages"
     check(aware >= 1.3 * robin and aware >= 0.9 * alone, figures)
     return figures
 
@@ -453,8 +454,8 @@ TESTS = {
     "prefix share": prefix_share,
     "kill -9": kill,
     "rolling restart": rolling_restart,
-    "second router: rolling restart": lambda tools: rolling_restart(tools, "vllm-router"),
-    "second router: kill -9": lambda tools: kill(tools, "vllm-router"),
+    "vllm-router: rolling restart": lambda tools: rolling_restart(tools, "vllm-router"),
+    "vllm-router: kill -9": lambda tools: kill(tools, "vllm-router"),
 }
 
 

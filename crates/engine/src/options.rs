@@ -14,6 +14,8 @@ pub struct Options {
     /// faster, but a request that arrives meanwhile waits for the step. `mixed_step_budget` is the lower
     /// bound.
     pub prefill_step_budget: Duration,
+    /// Maximum time for KV pages that are not stored on disk yet when the engine stops.
+    pub store_timeout: Duration,
     /// Whether tokens are drafted and verified several at a time, where that is expected to be faster.
     pub speculate: bool,
 }
@@ -24,6 +26,8 @@ impl Default for Options {
             queue_capacity: 64,
             mixed_step_budget: Duration::from_millis(100),
             prefill_step_budget: Duration::from_millis(400),
+            // About a gigabyte on a usual SSD.
+            store_timeout: Duration::from_secs(5),
             speculate: true,
         }
     }

@@ -61,6 +61,9 @@
 //! # }
 //! ```
 
+/// Identifies the kernels' code: a hash of each shader and of what it was compiled to.
+pub const SHADER_FINGERPRINTS: &str = include_str!("../generated/fingerprints.txt");
+
 pub mod attention;
 pub mod bench;
 pub mod bias_gelu;

@@ -22,7 +22,7 @@ use std::{
 
 use prefix_tree::NodeId;
 use store::PageStore;
-pub use stored::FinishedText;
+pub use stored::FinishedSequence;
 pub(crate) use stored::text_before_images;
 
 /// The layers that a page belongs to.

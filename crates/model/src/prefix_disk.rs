@@ -1,8 +1,8 @@
-//! The prefix cache on disk: KV pages of finished texts in a folder of bounded size, so that they outlive their
+//! The prefix cache on disk: KV pages of finished sequences in a folder of bounded size, so that they outlive their
 //! eviction from GPU memory, their model and the process.
 //!
 //! ```text
-//!  finished text ─▶ pages that the folder lacks ─▶ readback buffer ─▶ writer thread ─▶ temporary file ─▶ renamed
+//!  finished sequence ─▶ pages that the folder lacks ─▶ readback buffer ─▶ writer thread ─▶ temporary file ─▶ renamed
 //!                   (one per round of the engine)   (a GPU copy)                                          │
 //!  new prompt ─▶ longest stored prefix ─▶ reader threads ─▶ staging ring ─▶ pages of the prefix tree ◀─── folder
 //!                beyond the one in memory   (checked)       (GPU copies)    (as if just finished)

@@ -28,7 +28,7 @@ const BATCH: usize = 256;
 const BATCH_DELAY: Duration = Duration::from_secs(1);
 
 /// Maximum time of a request to the collector.
-const SEND_TIMEOUT: Duration = Duration::from_secs(2);
+const SEND_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A finished request.
 pub(crate) struct Span {
@@ -117,6 +117,7 @@ impl Exporter {
 
     fn run(self, spans: &Receiver<Box<Span>>) {
         let mut fails = false;
+        let mut closing_since = None;
         while let Ok(first) = spans.recv() {
             let batch = collect(*first, spans);
             let sent = self.send(&batch);
@@ -130,7 +131,11 @@ impl Exporter {
                 _ => {}
             }
             fails = sent.is_err();
-            if fails && self.counts.is_closing.load(Ordering::Relaxed) {
+            if !self.counts.is_closing.load(Ordering::Relaxed) {
+                continue;
+            }
+            let since = *closing_since.get_or_insert_with(Instant::now);
+            if fails || since.elapsed() > SEND_TIMEOUT {
                 self.counts.dropped.fetch_add(spans.try_iter().count() as u64, Ordering::Relaxed);
             }
         }

@@ -184,7 +184,7 @@ fn the_same_products_run_on_the_array_model() {
     let folder = tempfile::tempdir().unwrap();
     let report = folder.path().join("report.md");
     let run = |json: bool| {
-        let mut command = indrik(&["npu", "selftest", "--model", "--overlay"]);
+        let mut command = indrik(&["npu", "selftest", "--simulate", "--overlay"]);
         command.arg(&overlay).arg("--report").arg(&report).args(json.then_some("--json"));
         command.output().unwrap()
     };
@@ -199,7 +199,7 @@ fn the_same_products_run_on_the_array_model() {
     );
     assert!(fs::read_to_string(&report).unwrap().contains(&text), "the report is what was printed");
     let result = json(&run(true));
-    assert_eq!((&result["passed"], &result["ran_on"]), (&json!(true), &json!("model")));
+    assert_eq!((&result["passed"], &result["ran_on"]), (&json!(true), &json!("simulator")));
     assert_eq!(
         (&result["products"][0]["gops"], &result["dispatch_microseconds"]),
         (&Value::Null, &Value::Null)
@@ -218,10 +218,10 @@ fn what_cannot_be_run_says_why_and_what_to_do() {
         assert!(!text.contains("ran on"), "{arguments:?}: {text}");
         text
     };
-    assert!(selftest(&["--model"]).contains("`indrik npu pull` downloads them"));
+    assert!(selftest(&["--simulate"]).contains("`indrik npu pull` downloads them"));
     let other = folder.path().join("other.xclbin");
     fs::write(&other, "xclbin2").unwrap();
-    let text = selftest(&["--model", "--overlay", other.to_str().unwrap()]);
+    let text = selftest(&["--simulate", "--overlay", other.to_str().unwrap()]);
     assert!(text.contains("not a known overlay") && text.contains(OVERLAY), "{text}");
     if let Some(overlay) = overlay() {
         let overlay = overlay.to_str().unwrap();
@@ -232,7 +232,7 @@ fn what_cannot_be_run_says_why_and_what_to_do() {
     }
     if !Path::new("/dev/accel").exists() {
         let text = selftest(&[]);
-        assert!(text.contains("--model runs the same products on the array model"), "{text}");
+        assert!(text.contains("--simulate runs the same products on the array model"), "{text}");
     }
 }
 
@@ -264,7 +264,7 @@ fn overlays_are_pulled_from_a_server() {
     );
     assert_eq!(server.requests(&path).len(), 1, "it is there");
     // What was pulled is what the self-test takes.
-    let result = json(&command(&["selftest", "--model", "--json"]).output().unwrap());
+    let result = json(&command(&["selftest", "--simulate", "--json"]).output().unwrap());
     assert_eq!((&result["passed"], &result["overlay"]["name"]), (&json!(true), &json!(OVERLAY)));
 
     let output = command(&["pull", "gemm-512-4col"]).output().unwrap();

@@ -495,7 +495,7 @@ fn a_restarted_server_finds_prefixes_on_disk_and_notices_damage() {
     assert_eq!(server.metric("indrik_prefix_disk_restored_tokens_total"), 384);
     assert!(server.metric("indrik_prefix_disk_read_bytes_total") > 0);
     assert_eq!(server.metric("indrik_prefix_disk_errors_total"), 0);
-    let entries = server.metric("indrik_prefix_disk_entries");
+    let entries = server.metric("indrik_prefix_disk_pages");
     stop(server);
 
     // A flipped bit in every page.

@@ -15,6 +15,7 @@ const OPTIONS: Options = Options {
     queue_capacity: 256,
     mixed_step_budget: Duration::ZERO,
     prefill_step_budget: Duration::ZERO,
+    store_timeout: Duration::from_secs(3600),
     speculate: true,
 };
 

@@ -15,7 +15,7 @@ use gpu::{Arena, Buffer, Device, Lifetime, Memory, StagingRing, View};
 use super::KvCache;
 use crate::{
     Error, Result,
-    pages::{FinishedText, PageAllocator, PageConfig, PageKind, text_before_images},
+    pages::{FinishedSequence, PageAllocator, PageConfig, PageKind, text_before_images},
     prefix_disk::{
         Digest, Fingerprint, PageContent, PageId, PageLabel, PageReader, PageWrite, PrefixDisk, ReadError,
         prefix_digests,
@@ -25,6 +25,9 @@ use crate::{
 
 /// Readback buffers, of a page each: one is filled while others are written.
 const READBACK_BUFFERS: usize = 3;
+
+/// Minimum time to wait for a page: the caller, which has nothing else to do, would only ask again.
+const MIN_WAIT: Duration = Duration::from_millis(10);
 
 /// Slots of the staging ring, of a page each.
 const STAGING_SLOTS: usize = 3;
@@ -57,7 +60,7 @@ pub(super) struct DiskTier {
 
 /// A finished text whose pages are being copied.
 struct Saving {
-    text: FinishedText,
+    text: FinishedSequence,
     digests: Vec<Digest>,
     /// By index and kind.
     pages: Vec<(usize, PageKind)>,
@@ -107,7 +110,7 @@ impl KvCache {
         }
     }
 
-    /// Copies the next page of a finished text that is not on disk yet, to be written by another thread.
+    /// Copies the next page of a finished sequence that is not on disk yet, to be written by another thread.
     pub fn write_behind(&mut self) -> Result<WriteBehind> {
         let Some(mut tier) = self.disk.take() else { return Ok(WriteBehind::Done) };
         let written = self.write_next(&mut tier);
@@ -115,11 +118,11 @@ impl KvCache {
     }
 
     /// Reads pages of the longest stored prefix of these tokens into the prefix cache, as far as it is longer than the
-    /// one in memory, for about as long as `budget`. With `wait` also waits for pages that are not read yet. Returns whether
+    /// one in memory, for about as long as `budget`. With `wait` also waits for pages that are not read yet, as long. Returns whether
     /// it is done; if not, the next call with the same tokens continues.
     pub fn restore(&mut self, tokens: &[u32], budget: Duration, wait: bool) -> Result<bool> {
         let Some(mut tier) = self.disk.take() else { return Ok(true) };
-        let deadline = Instant::now() + budget;
+        let deadline = Instant::now() + if wait { budget.max(MIN_WAIT) } else { budget };
         let restored = self.restore_until(&mut tier, tokens, deadline, wait);
         self.keep(tier, restored, true)
     }
@@ -237,7 +240,7 @@ impl KvCache {
             let restored = if tier.page_bytes[kind as usize] == 0 {
                 self.allocator.restore(prefix, kind, |_| Ok::<_, Error>(()))?
             } else {
-                let content = match restoring.reader.take(wait) {
+                let content = match restoring.reader.take(wait.then_some(deadline)) {
                     None => return Ok(Restored::Pending),
                     Some(Err(ReadError::Gone | ReadError::Failed)) => return Ok(Restored::Incomplete),
                     Some(Ok(content)) => content,
@@ -415,6 +418,11 @@ struct Readback {
 }
 
 impl PageContent for Readback {
+    fn is_lost(&self) -> bool {
+        let read = |buffer: &Buffer| buffer.read(0, &mut []);
+        self.buffer.as_ref().is_some_and(|buffer| matches!(read(buffer), Err(gpu::Error::DeviceLost { .. })))
+    }
+
     fn read(&mut self, offset: u64, into: &mut [u8]) -> std::result::Result<(), String> {
         self.buffer
             .as_ref()

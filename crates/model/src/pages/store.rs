@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use super::{
-    FinishedText, HeldPages, PageConfig, PageCopy, PageKind, Sequence, TreePosition, min_copied,
+    FinishedSequence, HeldPages, PageConfig, PageCopy, PageKind, Sequence, TreePosition, min_copied,
     prefix_tree::{NodeId, PrefixTree, ROOT},
 };
 use crate::image::floor_image_boundary;
@@ -45,7 +45,7 @@ pub(super) struct PageStore {
     /// Incremented whenever pages are released: the time of least-recently-used eviction.
     pub clock: u64,
     /// Texts whose sequences have ended, to be stored on disk; `None` where they are not.
-    pub finished: Option<VecDeque<FinishedText>>,
+    pub finished: Option<VecDeque<FinishedSequence>>,
 }
 
 /// The longest usable prefix of a prompt.

@@ -12,7 +12,7 @@ const MAX_FINISHED: usize = 64;
 
 /// A text whose sequence has ended, up to its last full page and its first image.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FinishedText {
+pub struct FinishedSequence {
     /// Its tokens.
     pub tokens: Vec<u32>,
     /// Page counts after which other prompts are likely to branch off.
@@ -31,7 +31,7 @@ impl PageAllocator {
     }
 
     /// The text that ended first.
-    pub fn next_finished(&self) -> Option<FinishedText> {
+    pub fn next_finished(&self) -> Option<FinishedSequence> {
         locked(&self.store).finished.as_mut()?.pop_front()
     }
 
@@ -95,7 +95,7 @@ impl PageStore {
             if finished.len() == MAX_FINISHED {
                 finished.pop_front();
             }
-            finished.push_back(FinishedText { tokens, branch_points });
+            finished.push_back(FinishedSequence { tokens, branch_points });
         }
     }
 

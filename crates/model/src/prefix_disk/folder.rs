@@ -5,6 +5,7 @@ use std::{
     fs::{self, DirBuilder, File},
     io::{self, ErrorKind},
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
@@ -37,7 +38,7 @@ const TEMPORARY: &str = "tmp";
 #[derive(Debug, thiserror::Error)]
 pub enum PrefixDiskError {
     /// It cannot be created, listed or written.
-    #[error("{}: {reason}", path.display())]
+    #[error("cannot use {}: {reason}; make it writable, or choose another folder", path.display())]
     Folder {
         /// The folder or file.
         path: PathBuf,
@@ -66,7 +67,7 @@ pub struct PrefixDiskStats {
     /// Pages that were deleted for the limit.
     pub evictions: u64,
     /// Pages stored.
-    pub entries: u64,
+    pub pages: u64,
     /// Bytes of those.
     pub bytes: u64,
     /// Maximum of `bytes`.
@@ -75,7 +76,12 @@ pub struct PrefixDiskStats {
 
 /// A page's keys and values, in memory that the host can read.
 pub(crate) trait PageContent: Send {
-    /// Copies the bytes at `offset`. An error as a clause.
+    /// Whether it cannot be read because its device is lost.
+    fn is_lost(&self) -> bool {
+        false
+    }
+
+    /// Copies the bytes at `offset`. The error is a message for the log.
     fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), String>;
 }
 
@@ -146,7 +152,16 @@ impl PrefixDisk {
         let (writes, received) = mpsc::channel::<PageWrite>();
         let work = {
             let folder = folder.clone();
-            move || received.iter().for_each(|page| folder.write(page))
+            move || {
+                for page in received {
+                    let id = page.id;
+                    // The panic has been reported. Nothing may wait for the page.
+                    if catch_unwind(AssertUnwindSafe(|| folder.write(page))).is_err() {
+                        folder.state().waiting.remove(&id);
+                        folder.written.notify_all();
+                    }
+                }
+            }
         };
         let writer = std::thread::Builder::new().name("prefix disk".into()).spawn(work);
         let writer = writer.map_err(|reason| PrefixDiskError::Folder { path: path.into(), reason })?;
@@ -169,7 +184,7 @@ impl PrefixDisk {
             written_bytes: get(&counters.written_bytes),
             errors: get(&counters.errors),
             evictions: get(&counters.evictions),
-            entries: state.index.len() as u64,
+            pages: state.index.len() as u64,
             bytes: state.index.bytes(),
             max_bytes: state.index.max_bytes,
         }
@@ -181,6 +196,14 @@ impl PrefixDisk {
         while !state.waiting.is_empty() {
             state = self.0.folder.written.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// Like [`PrefixDisk::flush`], for at most this long. Returns whether it is done.
+    pub fn flush_within(&self, timeout: Duration) -> bool {
+        let state = self.0.folder.state();
+        let waited =
+            self.0.folder.written.wait_timeout_while(state, timeout, |state| !state.waiting.is_empty());
+        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 
     /// A time of use, later than all before.
@@ -203,7 +226,7 @@ impl PrefixDisk {
         state.index.contains(id) || state.waiting.contains(id)
     }
 
-    /// Stores a page behind the caller's back.
+    /// Queues a page for the writer thread, and returns at once.
     pub(crate) fn write(&self, page: PageWrite) {
         let id = page.id;
         self.0.folder.state().waiting.insert(id);
@@ -268,8 +291,13 @@ impl Folder {
         };
         create_private_folder(path).map_err(failed(path))?;
         let file = path.join(LOCK);
-        let lock =
-            File::options().create(true).truncate(false).write(true).open(&file).map_err(failed(&file))?;
+        let lock = File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .mode(0o600)
+            .open(&file)
+            .map_err(failed(&file))?;
         let mut attempts = LOCK_ATTEMPTS;
         loop {
             match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
@@ -282,7 +310,9 @@ impl Folder {
             }
         }
         let index = scan(path, max_bytes).map_err(failed(path))?;
-        let state = State { index, waiting: HashSet::new(), discarded: HashSet::new(), clock: 0 };
+        // The system's clock may have been ahead: new pages would count as older than those stored then.
+        let clock = index.last_used();
+        let state = State { index, waiting: HashSet::new(), discarded: HashSet::new(), clock };
         let folder = Self {
             path: path.to_owned(),
             _lock: lock,
@@ -310,10 +340,12 @@ impl Folder {
 
     /// Stores a page, unless the folder is full of pages used since.
     fn write(&self, page: PageWrite) {
-        let PageWrite { id, label, content, used } = page;
+        let PageWrite { id, label, mut content, used } = page;
         let stored =
-            self.make_room(label.file_bytes(), used).map(|()| self.store(&id, &label, content, used));
+            self.make_room(label.file_bytes(), used).map(|()| self.store(&id, &label, &mut *content, used));
         match stored {
+            // No error of the disk, which the log reports only once.
+            Ok(Err(_)) if content.is_lost() => {}
             Ok(Ok(())) => {
                 self.counters.written_bytes.fetch_add(label.file_bytes(), Ordering::Relaxed);
             }
@@ -358,7 +390,7 @@ impl Folder {
         &self,
         id: &PageId,
         label: &PageLabel,
-        mut content: Box<dyn PageContent>,
+        content: &mut dyn PageContent,
         used: u64,
     ) -> io::Result<()> {
         let path = self.path.join(id.path());
@@ -371,7 +403,7 @@ impl Folder {
             }
             let mut file =
                 File::options().create(true).truncate(true).write(true).mode(0o600).open(&temporary)?;
-            label.write(&mut *content, &mut file)?;
+            label.write(content, &mut file)?;
             file.set_modified(time_of(used))?;
             fs::rename(&temporary, &path)
         };
@@ -408,12 +440,17 @@ impl Folder {
         if error.kind() == ErrorKind::NotFound && !state.index.contains(id) {
             return Err(ReadError::Gone);
         }
-        self.remove(&mut state, id);
+        if error.kind() == ErrorKind::InvalidData {
+            self.remove(&mut state, id);
+        } else {
+            // The file may be right, for example if too many are open; it is found again after a restart.
+            state.index.remove(id);
+        }
         drop(state);
         self.counters.errors.fetch_add(1, Ordering::Relaxed);
         if !self.read_failed.swap(true, Ordering::Relaxed) {
             tracing::warn!(
-                "a page of the prefix cache on disk cannot be used; it is deleted and computed again: {}: {error}; further \
+                "a page of the prefix cache on disk cannot be used and is prefilled: {}: {error}; further \
                  errors are only counted, in indrik_prefix_disk_errors_total",
                 path.display()
             );
@@ -439,13 +476,13 @@ fn scan(path: &Path, max_bytes: u64) -> io::Result<Index> {
     let mut index = Index::new(max_bytes);
     for model in fs::read_dir(path)? {
         let model = model?;
-        if !model.file_type()?.is_dir() {
-            continue;
-        }
+        let name = model.file_name();
+        // A volume may have folders of its own, such as `lost+found`, which only root can read.
+        let Some(model_name) = name.to_str().filter(|name| PageId::is_model(name)) else { continue };
         for file in fs::read_dir(model.path())? {
             let file = file?;
-            let (model, name) = (model.file_name(), file.file_name());
-            let (Some(model), Some(name)) = (model.to_str(), name.to_str()) else { continue };
+            let name = file.file_name();
+            let (model, Some(name)) = (model_name, name.to_str()) else { continue };
             let page = name.strip_suffix(TEMPORARY).and_then(|name| name.strip_suffix('.'));
             match (PageId::from_path(model, name), page.and_then(|page| PageId::from_path(model, page))) {
                 (Some(id), _) => {

@@ -85,6 +85,11 @@ impl Index {
         victim.filter(|_| bytes <= self.max_bytes).map(|key| Some(key.2)).ok_or(Full)
     }
 
+    /// The latest time of use.
+    pub fn last_used(&self) -> u64 {
+        self.order.last().map_or(0, |key| key.0)
+    }
+
     /// The first page in the order of eviction.
     pub fn first(&self) -> Option<PageId> {
         self.order.first().map(|key| key.2)

@@ -17,6 +17,9 @@ use crate::{Limits, Model, pages::PageKind};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fingerprint(pub(super) [u8; 32]);
 
+/// Changes with what the host contributes to keys and values: their layout within a page, the order of operations.
+const KV_FORMAT: u32 = 1;
+
 /// Samples of a weight file that the fingerprint covers, evenly spaced. Reading whole files would take as long as
 /// loading them.
 const SAMPLES: u64 = 1024;
@@ -43,9 +46,11 @@ impl Fingerprint {
         // Kernels of another version, device or driver may round differently, and bitwise reproducible logits must not
         // depend on which of them filled the cache.
         let text = format!(
-            "{} {:?} {page_size} {kv_scheme:?} {:?} {name} {driver} {pipeline_cache_uuid:?} {vendor_id} {device_id} \
+            "{} {KV_FORMAT} {} {:?} {page_size} {kv_scheme:?} {:?} {name} {driver} {pipeline_cache_uuid:?} {vendor_id} {device_id} \
              {driver_version}",
             env!("CARGO_PKG_VERSION"),
+            // Two builds of one version may have different kernels.
+            kernels::SHADER_FINGERPRINTS,
             model.config,
             model.is_reproducible(),
         );
@@ -118,6 +123,11 @@ impl PageId {
             PageKind::Sliding => "sliding",
         };
         Path::new(&hex(&self.model)).join(format!("{:07}-{}.{kind}", self.depth, hex(&self.digest)))
+    }
+
+    /// Whether this is the name of a folder with the pages of a model.
+    pub fn is_model(name: &str) -> bool {
+        from_hex(name).is_some()
     }
 
     /// The page with this path; `None` for other files.

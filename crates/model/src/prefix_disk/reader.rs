@@ -2,8 +2,10 @@
 
 use std::{
     collections::BTreeMap,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread::JoinHandle,
+    time::Instant,
 };
 
 use super::{PageId, PageLabel, PrefixDisk, ReadError};
@@ -62,8 +64,8 @@ impl PageReader {
         (!threads.is_empty() || count == 0).then_some(Self { shared, threads })
     }
 
-    /// The next page in order, of which there must be one; `None` if it is not read yet and `wait` is not set.
-    pub fn take(&self, wait: bool) -> Option<Result<Vec<u8>, ReadError>> {
+    /// The next page in order, of which there must be one; `None` if it is not read by `deadline`, or now without one.
+    pub fn take(&self, deadline: Option<Instant>) -> Option<Result<Vec<u8>, ReadError>> {
         let mut state = self.shared.state();
         loop {
             let index = state.taken;
@@ -73,10 +75,9 @@ impl PageReader {
                 self.shared.changed.notify_all();
                 return Some(page);
             }
-            if !wait {
-                return None;
-            }
-            state = self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            let left = deadline?.checked_duration_since(Instant::now())?;
+            let waited = self.shared.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
@@ -105,7 +106,9 @@ impl Shared {
     fn read_all(&self) {
         while let Some((index, mut buffer)) = self.next() {
             let (id, label) = &self.pages[index];
-            let read = self.disk.read(id, label, self.used, &mut buffer);
+            let read = || self.disk.read(id, label, self.used, &mut buffer);
+            // The panic has been reported. Nothing may wait for the page.
+            let read = catch_unwind(AssertUnwindSafe(read)).unwrap_or(Err(ReadError::Failed));
             self.state().done.insert(index, read.map(|()| buffer));
             self.changed.notify_all();
         }

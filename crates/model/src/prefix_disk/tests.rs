@@ -11,6 +11,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    time::{Duration, Instant, SystemTime},
 };
 
 use proptest::{collection::vec, prelude::*};
@@ -100,7 +101,7 @@ fn pages_are_those_of_their_tokens_model_and_kind_after_a_restart_too() {
     write(&disk, MODEL, texts[1], PageKind::Sliding, disk.now());
     drop(disk);
     let disk = PrefixDisk::open(folder.path(), 1 << 20).unwrap();
-    assert_eq!((disk.stats().entries, disk.stats().bytes), (4, 4 * file_bytes()));
+    assert_eq!((disk.stats().pages, disk.stats().bytes), (4, 4 * file_bytes()));
     for text in texts {
         assert_eq!(read(&disk, MODEL, text, PageKind::Full), Ok(content(MODEL, text, PageKind::Full)));
         assert!(!disk.contains(&page(OTHER_MODEL, text, PageKind::Full).0));
@@ -130,7 +131,7 @@ fn a_file_under_the_name_of_another_page_is_not_taken_for_it() {
     assert_eq!(read(&disk, MODEL, &text, PageKind::Full), Err(ReadError::Failed));
     fs::copy(path(MODEL, &other), path(OTHER_MODEL, &text)).unwrap();
     assert_eq!(read(&disk, OTHER_MODEL, &text, PageKind::Full), Err(ReadError::Failed));
-    assert_eq!((disk.stats().entries, disk.stats().errors), (1, 2));
+    assert_eq!((disk.stats().pages, disk.stats().errors), (1, 2));
 }
 
 #[test]
@@ -166,7 +167,7 @@ fn a_damaged_page_is_deleted_and_counted() {
     fs::write(file, bytes).unwrap();
     assert_eq!(read(&disk, MODEL, &text, PageKind::Full), Err(ReadError::Failed));
     assert!(files(folder.path()).is_empty());
-    assert_eq!((disk.stats().entries, disk.stats().bytes, disk.stats().errors), (0, 0, 1));
+    assert_eq!((disk.stats().pages, disk.stats().bytes, disk.stats().errors), (0, 0, 1));
     // It can be stored again.
     write(&disk, MODEL, &text, PageKind::Full, disk.now());
     assert_eq!(read(&disk, MODEL, &text, PageKind::Full), Ok(content(MODEL, &text, PageKind::Full)));
@@ -262,7 +263,7 @@ fn a_failed_write_leaves_nothing_and_the_next_may_succeed() {
     let of_model = folder.path().join(page(OTHER_MODEL, &[1, 2, 3, 4], PageKind::Full).0.path());
     fs::write(of_model.parent().unwrap(), "").unwrap();
     write(&disk, OTHER_MODEL, &[1, 2, 3, 4], PageKind::Full, disk.now());
-    assert_eq!((disk.stats().errors, disk.stats().entries), (2, 0));
+    assert_eq!((disk.stats().errors, disk.stats().pages), (2, 0));
     assert!(files(folder.path()).is_empty());
     write(&disk, MODEL, &[1, 2, 3, 4], PageKind::Full, disk.now());
     assert!(read(&disk, MODEL, &[1, 2, 3, 4], PageKind::Full).is_ok());
@@ -280,7 +281,7 @@ fn leftovers_of_a_killed_process_are_deleted_and_foreign_files_are_not() {
     [&leftover, &foreign].into_iter().for_each(|path| fs::write(path, "x").unwrap());
     let disk = PrefixDisk::open(folder.path(), 1 << 20).unwrap();
     assert_eq!((leftover.exists(), foreign.exists(), stored.exists()), (false, true, true));
-    assert_eq!(disk.stats().entries, 1);
+    assert_eq!(disk.stats().pages, 1);
 }
 
 #[test]
@@ -294,7 +295,7 @@ fn a_reader_returns_pages_in_order_and_says_which_is_gone() {
     let pages = prefixes().map(|prefix| page(MODEL, prefix, PageKind::Full)).collect();
     let reader = PageReader::start(&disk, pages).unwrap();
     for (index, prefix) in prefixes().enumerate() {
-        let read = reader.take(true).unwrap();
+        let read = reader.take(Some(Instant::now() + Duration::from_secs(3600))).unwrap();
         match index {
             29 => assert_eq!(read, Err(ReadError::Failed)),
             _ => {
@@ -394,7 +395,7 @@ fn a_killed_process_leaves_only_pages_that_are_right() {
         let stored = files(folder.path());
         assert!(!stored.iter().any(is_temporary), "kill {kill}: {stored:?}");
         let bytes: u64 = stored.iter().map(|file| file.metadata().unwrap().len()).sum();
-        assert_eq!((disk.stats().entries, disk.stats().bytes), (stored.len() as u64, bytes), "kill {kill}");
+        assert_eq!((disk.stats().pages, disk.stats().bytes), (stored.len() as u64, bytes), "kill {kill}");
         for (id, label, expected) in killed_pages() {
             if disk.contains(&id) {
                 let mut content = vec![];
@@ -407,6 +408,61 @@ fn a_killed_process_leaves_only_pages_that_are_right() {
     }
     println!("{kills} kills, {interrupted} of them within a file; {right} pages were right");
     assert!(interrupted >= kills / 2 && right > 0);
+}
+
+/// Content on a device that is lost.
+struct Lost;
+
+impl PageContent for Lost {
+    fn is_lost(&self) -> bool {
+        true
+    }
+
+    fn read(&mut self, _: u64, _: &mut [u8]) -> Result<(), String> {
+        Err("the device is lost".into())
+    }
+}
+
+#[test]
+fn a_lost_device_is_no_error_of_the_disk() {
+    let folder = tempfile::tempdir().unwrap();
+    let disk = PrefixDisk::open(folder.path(), 10 * file_bytes()).unwrap();
+    let (id, label) = page(MODEL, &[7; PAGE], PageKind::Full);
+    disk.write(PageWrite { id, label, content: Box::new(Lost), used: disk.now() });
+    assert!(disk.flush_within(Duration::from_secs(3600)));
+    assert_eq!((disk.stats().pages, disk.stats().errors), (0, 0));
+    assert!(files(folder.path()).is_empty());
+}
+
+#[test]
+fn folders_of_others_are_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let other = folder.path().join("lost+found");
+    fs::create_dir(&other).unwrap();
+    let (id, _) = page(MODEL, &[7; PAGE], PageKind::Full);
+    let file = other.join(id.path().file_name().unwrap());
+    fs::write(&file, "not ours").unwrap();
+    let disk = PrefixDisk::open(folder.path(), 10 * file_bytes()).unwrap();
+    assert_eq!(disk.stats().pages, 0);
+    assert!(file.exists());
+}
+
+#[test]
+fn pages_from_a_clock_that_was_ahead_are_evicted() {
+    let folder = tempfile::tempdir().unwrap();
+    let open = || PrefixDisk::open(folder.path(), 2 * file_bytes()).unwrap();
+    let texts = [[1; PAGE], [2; PAGE], [3; PAGE]];
+    let disk = open();
+    texts[..2].iter().for_each(|text| write(&disk, MODEL, text, PageKind::Full, disk.now()));
+    drop(disk);
+    let later = SystemTime::now() + Duration::from_secs(1 << 20);
+    for file in files(folder.path()) {
+        fs::File::options().write(true).open(file).unwrap().set_modified(later).unwrap();
+    }
+    let disk = open();
+    write(&disk, MODEL, &texts[2], PageKind::Full, disk.now());
+    assert!(read(&disk, MODEL, &texts[2], PageKind::Full).is_ok());
+    assert_eq!((disk.stats().pages, disk.stats().evictions), (2, 1));
 }
 
 #[test]
@@ -491,7 +547,7 @@ proptest! {
             }
             let (stats, files) = (disk.stats(), files(folder.path()));
             assert!(stats.bytes <= max_bytes);
-            assert!(files.len() as u64 <= stats.entries, "no file is forgotten: {files:?}");
+            assert!(files.len() as u64 <= stats.pages, "no file is forgotten: {files:?}");
         }
     }
 }

@@ -24,7 +24,7 @@ impl Runner {
         self.cache.forget_restore();
     }
 
-    /// Copies the next page of a finished text that is not on disk yet; another thread writes it.
+    /// Copies the next page of a finished sequence that is not on disk yet; another thread writes it.
     pub fn write_behind(&mut self) -> Result<WriteBehind> {
         self.cache.write_behind()
     }

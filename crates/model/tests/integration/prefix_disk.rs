@@ -206,7 +206,7 @@ fn pages_of_another_model_layout_or_bad_step_are_not_used() {
     let (mut runner, disk) = restart(&model, layout, folder.path());
     run(&mut runner, text);
     write_all(&mut runner, &disk);
-    let entries = disk.stats().entries;
+    let entries = disk.stats().pages;
     drop((runner, disk));
     let others = [
         (&model, Limits { kv_scheme: KvScheme::F32, ..layout }),
@@ -216,12 +216,12 @@ fn pages_of_another_model_layout_or_bad_step_are_not_used() {
     for (model, limits) in others {
         let (mut runner, disk) = restart(model, limits, folder.path());
         assert_eq!(run(&mut runner, text).1, 0);
-        assert_eq!((disk.stats().entries, disk.stats().errors), (entries, 0));
+        assert_eq!((disk.stats().pages, disk.stats().errors), (entries, 0));
     }
     // After logits that are not finite, nothing that was computed before is trusted.
     let (mut runner, disk) = restart(&model, layout, folder.path());
     assert_eq!(run(&mut runner, text).1, 112);
     runner.cache().clear_prefix_cache();
-    assert_eq!(disk.stats().entries, 0);
+    assert_eq!(disk.stats().pages, 0);
     assert_eq!((run(&mut runner, text).1, files(folder.path()).len()), (0, 0));
 }

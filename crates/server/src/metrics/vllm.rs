@@ -16,7 +16,12 @@ const METRICS: [Metric; 8] = [
     }),
     ("num_requests_waiting", "Requests in the queue", "gauge", |status| status.waiting as f64),
     ("kv_cache_usage_perc", "Fraction of KV cache blocks in use, 0 to 1", "gauge", kv_cache_usage),
-    ("gpu_cache_usage_perc", "The same by its earlier name", "gauge", kv_cache_usage),
+    (
+        "gpu_cache_usage_perc",
+        "Fraction of KV cache blocks in use, 0 to 1; earlier name of kv_cache_usage_perc",
+        "gauge",
+        kv_cache_usage,
+    ),
     // Tokens, as vLLM counts them; not admissions as in the metrics of this server.
     ("prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache", "counter", |status| {
         (status.prompt_tokens + status.cached_tokens) as f64
@@ -24,7 +29,9 @@ const METRICS: [Metric; 8] = [
     ("prefix_cache_hits_total", "Prompt tokens found in the prefix cache", "counter", |status| {
         status.cached_tokens as f64
     }),
-    ("prompt_tokens_total", "Prefilled tokens", "counter", |status| status.prompt_tokens as f64),
+    ("prompt_tokens_total", "Prompt tokens, those found in the prefix cache included", "counter", |status| {
+        (status.prompt_tokens + status.cached_tokens) as f64
+    }),
     ("generation_tokens_total", "Generated tokens", "counter", |status| status.generation_tokens as f64),
 ];
 
@@ -34,7 +41,7 @@ type Latency = (&'static str, &'static str, fn(&Status) -> &Histogram);
 const HISTOGRAMS: [Latency; 3] = [
     ("time_to_first_token_seconds", "Time to first token", |status| &status.time_to_first_token),
     ("time_per_output_token_seconds", "Inter-token latency", |status| &status.inter_token_latency),
-    ("e2e_request_latency_seconds", "Time to the last token", |status| &status.request_latency),
+    ("e2e_request_latency_seconds", "End-to-end request latency", |status| &status.request_latency),
 ];
 
 fn kv_cache_usage(status: &Status) -> f64 {

@@ -41,10 +41,11 @@ fn collect(mut stream: TcpStream, bodies: &Sender<Value>) -> bool {
         let length = head.iter().find_map(|line| line.strip_prefix("content-length: ")).unwrap();
         let mut body = vec![0; length.parse().unwrap()];
         reader.read_exact(&mut body).unwrap();
-        write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{{}}").unwrap();
+        // Before the response, after which the server may end.
         if bodies.send(serde_json::from_slice(&body).unwrap()).is_err() {
             return false;
         }
+        write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{{}}").unwrap();
     }
 }
 

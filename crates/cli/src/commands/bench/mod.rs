@@ -91,8 +91,8 @@ pub struct Arguments {
     /// With --speculate and a text: also measure how often a draft model is right, and what it gains
     #[arg(long, value_name = "MODEL", requires_all = ["speculate", "model"])]
     draft: Option<String>,
-    /// Measure the prefix cache on disk, in a new folder within this one: writing and reading the pages of prefixes of -d
-    /// tokens, and the time to first token with and without them
+    /// Measure the prefix cache on disk in a temporary folder inside DIR: writing and restoring prefixes of -d tokens, and
+    /// the time to first token (TTFT) restored and prefilled
     #[arg(long, value_name = "DIR", conflicts_with_all = ["gemv", "bandwidth", "load", "beside", "images", "speculate", "plot", "profile"])]
     prefix_disk: Option<std::path::PathBuf>,
     /// Storage format of the KV cache (default: f16)

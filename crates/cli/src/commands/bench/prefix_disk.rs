@@ -83,7 +83,7 @@ pub fn run(
     }
     let mut text = format!(
         "{}, {}\n{name}, KV cache {}; files may be in the page cache of the system\n\n\
-         prompt   from disk    bytes      written            read back     time to first token   with prefill\n",
+         prompt    restored    bytes      written              restored          TTFT restored  TTFT prefilled\n",
         info.name, info.driver, plan.kv
     );
     for line in &lines {

@@ -29,9 +29,9 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Multiply matrices on the NPU, compare them with the CPU, and measure
 #[derive(Args)]
-#[command(after_help = "Examples: indrik npu selftest\n          indrik npu selftest --model\n          \
+#[command(after_help = "Examples: indrik npu selftest\n          indrik npu selftest --simulate\n          \
     indrik npu selftest --report\n\n\
-    Not yet run on hardware by us: a report tells us whether it works. Exit code 0 if every product is right, 1 \
+    Not yet run on hardware by us: a report shows whether it works. Exit code 0 if every product is right, 1 \
     otherwise.")]
 pub struct Arguments {
     /// The overlay: an .xclbin that is known by its SHA-256 (default: the one of `indrik npu pull`)
@@ -39,11 +39,11 @@ pub struct Arguments {
     overlay: Option<PathBuf>,
     /// Run on the array model in software instead of an NPU; nothing is measured
     #[arg(long, conflicts_with = "node")]
-    model: bool,
+    simulate: bool,
     /// The NPU's device node (default: AMD's NPU in /dev/accel)
     #[arg(long, value_name = "PATH")]
     node: Option<PathBuf>,
-    /// Also write the result to a file that can be sent to us
+    /// Also write a report, without names of users or hosts, to attach to an issue
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "indrik-npu-report.md")]
     report: Option<PathBuf>,
     /// Print JSON
@@ -61,7 +61,7 @@ struct Run {
     outcome: Option<Outcome>,
     error: Option<String>,
     /// Whether it ran on the array model.
-    is_model: bool,
+    is_simulated: bool,
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
@@ -72,7 +72,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         products: Vec::new(),
         outcome: None,
         error: None,
-        is_model: arguments.model,
+        is_simulated: arguments.simulate,
     };
     if let Err(error) = run.execute(arguments) {
         run.error = Some(format!("{error:#}"));
@@ -94,7 +94,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 
 impl Run {
     fn execute(&mut self, arguments: &Arguments) -> anyhow::Result<()> {
-        let node = if arguments.model { None } else { Some(self.node(arguments.node.as_deref())?) };
+        let node = if arguments.simulate { None } else { Some(self.node(arguments.node.as_deref())?) };
         let (overlay, file) = overlay(arguments.overlay.as_deref())?;
         self.overlay = Some(overlay);
         let partition = Xclbin::decode(&file)?.partition()?;
@@ -117,17 +117,27 @@ impl Run {
     fn node(&self, given: Option<&Path>) -> anyhow::Result<PathBuf> {
         let Some(NpuFacts { xdna, .. }) = &self.facts else {
             return given.map(Path::to_path_buf).context(
-                "this machine has no AMD NPU that we know of; --model runs the same products on the array model",
+                "no AMD NPU was found on this machine; --simulate runs the same products on the array model",
             );
         };
-        if xdna.generation == Some(NpuGeneration::Xdna2) {
-            bail!("the known overlays are for XDNA1; {}", NpuGeneration::Xdna2.verdict());
+        if given.is_none() && xdna.generation == Some(NpuGeneration::Xdna2) {
+            let verdict = NpuGeneration::Xdna2.verdict();
+            bail!(
+                "the known overlays are for XDNA1: {verdict}; --simulate runs the same products on the array model"
+            );
         }
         match (given, &xdna.npu) {
             (Some(node), _) => Ok(node.to_path_buf()),
             (None, Some(npu)) => Ok(npu.node.path.clone()),
             (None, None) => {
-                bail!("the NPU cannot be used, see above; --model runs the same products on the array model")
+                let reason =
+                    xdna.obstacles().first().map_or("it has no device node".to_string(), |obstacle| {
+                        let fix = obstacle.fix().map_or(String::new(), |fix| format!(" ({fix})"));
+                        format!("{obstacle}{fix}")
+                    });
+                bail!(
+                    "the NPU cannot be used: {reason}; --simulate runs the same products on the array model"
+                )
             }
         }
     }
@@ -155,7 +165,7 @@ impl Run {
         if let Some(overlay) = self.overlay {
             text += &format!("overlay     {}, SHA-256 {}\n", overlay.name, hex(&overlay.file));
         }
-        match (self.products.is_empty(), self.is_model) {
+        match (self.products.is_empty(), self.is_simulated) {
             (true, _) => {}
             (false, true) => text += "ran on      the array model in software, not an NPU: no speed\n",
             (false, false) => text += "ran on      the NPU\n",
@@ -187,7 +197,7 @@ impl Run {
         let dispatch = self.outcome.as_ref().and_then(|outcome| outcome.dispatch);
         json!({
             "passed": self.passed(),
-            "ran_on": (!self.products.is_empty()).then_some(if self.is_model { "model" } else { "npu" }),
+            "ran_on": (!self.products.is_empty()).then_some(if self.is_simulated { "simulator" } else { "npu" }),
             "error": self.error,
             "overlay": self.overlay.map(|overlay| json!({ "name": overlay.name, "sha256": hex(&overlay.file) })),
             "products": products,

@@ -87,7 +87,7 @@ const PREFIX_DISK: [(&str, &str, ReadPrefixDisk); 8] = [
     ("prefix_disk_evictions_total", "Pages deleted from the prefix cache on disk for its limit", |stats| {
         stats.evictions
     }),
-    ("prefix_disk_entries", "Pages in the prefix cache on disk", |stats| stats.entries),
+    ("prefix_disk_pages", "Pages in the prefix cache on disk", |stats| stats.pages),
     ("prefix_disk_bytes", "Size of the prefix cache on disk", |stats| stats.bytes),
     ("prefix_disk_max_bytes", "Maximum size of the prefix cache on disk", |stats| stats.max_bytes),
 ];

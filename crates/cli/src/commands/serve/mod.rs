@@ -122,8 +122,13 @@ pub fn run(arguments: &Arguments, matches: &ArgMatches) -> anyhow::Result<ExitCo
     // A read of a sensor that hangs must not keep the process.
     runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);
     if let Some(disk) = &loader.offer.prefix_disk {
-        // The last pages of the engines that have ended.
-        disk.flush();
+        // The last pages of the engines that have ended. Signals are not handled any more.
+        if !disk.flush_within(FLUSH_TIMEOUT) {
+            announce(format_args!(
+                "The prefix cache on disk does not respond: exiting without its last pages."
+            ));
+            std::process::exit(1);
+        }
     }
     match outcome {
         Outcome::Drained => announce(format_args!("All requests finished.")),
@@ -136,6 +141,9 @@ pub fn run(arguments: &Arguments, matches: &ArgMatches) -> anyhow::Result<ExitCo
 /// Maximum size of a request body if the model takes images, unless the settings say otherwise: photos of a phone in
 /// base64.
 const BODY_BYTES_WITH_IMAGES: usize = 20 << 20;
+
+/// Time for the prefix cache on disk to write its last pages.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Time for threads that may block to end, once all requests have.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);

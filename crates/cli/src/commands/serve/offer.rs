@@ -295,7 +295,10 @@ impl Offer {
 /// Opens the prefix cache on disk, if the settings ask for one. A folder that cannot be used is no reason not to serve.
 fn open_prefix_disk(settings: &Settings) -> anyhow::Result<Option<PrefixDisk>> {
     let Some(size) = settings.prefix_disk else {
-        anyhow::ensure!(settings.prefix_disk_dir.is_none(), "--prefix-disk-dir needs a size: --prefix-disk");
+        anyhow::ensure!(
+            settings.prefix_disk_dir.is_none(),
+            "--prefix-disk-dir has no effect without a size: add --prefix-disk 20GiB"
+        );
         return Ok(None);
     };
     anyhow::ensure!(
@@ -304,7 +307,9 @@ fn open_prefix_disk(settings: &Settings) -> anyhow::Result<Option<PrefixDisk>> {
     );
     let given = settings.prefix_disk_dir.as_ref().map(PathBuf::from);
     let Some(folder) = given.or_else(|| Some(gpu::cache_dir()?.join("prefixes"))) else {
-        anyhow::bail!("there is no cache folder: say where prefixes are stored with --prefix-disk-dir");
+        anyhow::bail!(
+            "there is no cache folder for --prefix-disk: set INDRIK_CACHE_DIR, HOME or --prefix-disk-dir"
+        );
     };
     let opened = PrefixDisk::open(&folder, size.0 as u64);
     Ok(opened.inspect_err(|error| tracing::warn!("the prefix cache on disk is off: {error}")).ok())

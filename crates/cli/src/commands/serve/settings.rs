@@ -169,7 +169,7 @@ settings! {
         #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
         pan_and_scan: bool, "pan-and-scan", "INDRIK_PAN_AND_SCAN", "false", "Also encode up to four crops of wide or tall images: more detail, more prompt tokens";
         think: Think, "think", "INDRIK_THINK", "auto", "Whether the model thinks before it answers, unless a request says otherwise: on, off, or auto for the default of its chat template";
-        metrics: MetricNames, "metrics", "INDRIK_METRICS", "indrik", "Metrics at /metrics: indrik, or vllm to add those that gateways and autoscalers know by vLLM's names";
+        metrics: MetricNames, "metrics", "INDRIK_METRICS", "indrik", "Metric names at /metrics: indrik, or vllm for both indrik's and vLLM's (for gateways, autoscalers, dashboards)";
         log_format: LogFormat, "log-format", "INDRIK_LOG_FORMAT", "text", "Log format: text, or json with one object per line";
         #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
         log_prompts: bool, "log-prompts", "INDRIK_LOG_PROMPTS", "false", "Log prompts";
@@ -192,7 +192,7 @@ settings! {
         draft: String, "draft", "INDRIK_DRAFT", "none", "Draft model for speculative decoding with --model, a smaller one with the same vocabulary: GGUF file, Hugging Face folder or name in the local store";
         memory_budget: Size, "memory-budget", "INDRIK_MEMORY_BUDGET", "the memory of the device", "Memory for all loaded models together, with their KV caches";
         unload_after: Time, "unload-after", "INDRIK_UNLOAD_AFTER", "never", "Time after its last request when a model is unloaded; otherwise only if another one needs its memory";
-        otlp_endpoint: String, "otlp-endpoint", "INDRIK_OTLP_ENDPOINT", "none", "OpenTelemetry collector that gets a span per request (OTLP over HTTP with JSON), such as http://127.0.0.1:4318";
+        otlp_endpoint: String, "otlp-endpoint", "INDRIK_OTLP_ENDPOINT", "none", "Base URL of an OpenTelemetry collector, such as http://127.0.0.1:4318; a span per request is sent to URL/v1/traces (OTLP over HTTP with JSON)";
         api_key_file: String, "api-key-file", "INDRIK_API_KEY_FILE", "none", "File of accepted API keys, one per line; # starts a comment";
     }
     lists {

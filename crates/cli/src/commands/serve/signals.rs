@@ -82,14 +82,14 @@ impl Signals {
             stop = self.next() => {
                 notify::stopping();
                 let DrainTimes { linger, timeout } = times;
+                let linger = if stop == Stop::Terminate { linger } else { Duration::ZERO };
+                let limit = linger + timeout;
                 announce(format_args!(
-                    "Draining running requests, for at most {timeout:?}; another signal cancels them."
+                    "Draining running requests, for at most {limit:?}; another signal cancels them."
                 ));
                 controls.server.linger();
                 let drain = async {
-                    if stop == Stop::Terminate {
-                        tokio::time::sleep(linger).await;
-                    }
+                    tokio::time::sleep(linger).await;
                     controls.server.drain();
                     tokio::time::sleep(timeout).await;
                 };

@@ -388,11 +388,11 @@ fn finished_texts_are_noted_with_their_full_pages_before_the_first_image() {
     assert!(memory.append(&mut live, &text(4, 5)));
     drop(live);
     let tokens = [text(1, 10), text(4, 2)].concat();
-    assert_eq!(memory.pages.next_finished(), Some(FinishedText { tokens, branch_points: [0, 2, 3] }));
+    assert_eq!(memory.pages.next_finished(), Some(FinishedSequence { tokens, branch_points: [0, 2, 3] }));
     let image = [text(2, 9), vec![crate::IMAGE_TOKEN | 7; 6]].concat();
     drop(prefill(&mut memory, &image));
     let tokens = image[..8].to_vec();
-    assert_eq!(memory.pages.next_finished(), Some(FinishedText { tokens, branch_points: [0, 2, 2] }));
+    assert_eq!(memory.pages.next_finished(), Some(FinishedSequence { tokens, branch_points: [0, 2, 2] }));
     drop(prefill(&mut memory, &text(5, 8)));
     memory.pages.clear_prefix_cache();
     assert!(!memory.pages.has_finished());
