@@ -516,7 +516,7 @@ fn a_restarted_server_finds_prefixes_on_disk_and_notices_damage() {
     assert_eq!((&prefilled["choices"], cached_tokens(&prefilled)), (&cold["choices"], 0));
     assert!(server.metric("indrik_prefix_disk_errors_total") > 0);
     let stderr = stop(server);
-    assert_eq!(stderr.matches("cannot be used; it is deleted").count(), 1, "said once: {stderr}");
+    assert_eq!(stderr.matches("cannot be used and is prefilled").count(), 1, "said once: {stderr}");
 }
 
 #[test]
