@@ -15,13 +15,14 @@
 //!
 //! **Key.** The name of a file is the SHA-256 of the [`Fingerprint`] and of all tokens up to the end of its page,
 //! computed as a chain: the digest of a page is that of its parent's digest and its own tokens. The fingerprint covers
-//! everything else that keys and values depend on: this version of Indrik, the weights, the layout of a page, the
-//! device. Texts are stored up to their first image only. The header of a file is a function of what is looked for
-//! (fingerprint, digest of the parent, depth, kind, the page's token ids, length), so verifying it is a comparison of
-//! bytes: a file with another version, model or text in it is not parsed but dropped.
+//! everything else that keys and values depend on: this version of Indrik and its kernels, the weights, the layout of a
+//! page, the device. Texts are stored up to their first image only. The header of a file is a function of what is
+//! looked for (fingerprint, digest of the parent, depth, kind, the page's token ids, length), so verifying it is a
+//! comparison of bytes: a file with another version, model or text in it is not parsed but dropped.
 //!
 //! **Damage.** A CRC-32 over header and content ends the file. It detects any one or two flipped bits and any damage
-//! within 32 bits, and misses one in four billion others. A file that fails is deleted and its page prefilled.
+//! within 32 bits, and misses one in four billion others. A file that fails is deleted and its page prefilled; one that
+//! cannot be opened is only left aside.
 //!
 //! **Crashes.** A file is written under a temporary name and renamed when it is complete. Nothing is synced: a process
 //! that is killed loses no write that the kernel has accepted, and after a power failure the checksum detects a renamed

@@ -19,7 +19,7 @@ pub struct Signals {
 enum Stop {
     /// SIGTERM: a service manager. A gateway may be in front.
     Terminate,
-    /// SIGINT: a user at a terminal, who waits.
+    /// SIGINT: a user at a terminal, without a gateway in front.
     Interrupt,
 }
 
