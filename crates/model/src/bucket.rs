@@ -17,7 +17,7 @@ pub(crate) fn buckets(max: usize) -> impl Iterator<Item = usize> {
 }
 
 /// Buckets that are not powers of two.
-const INTERMEDIATE: [usize; 6] = [40, 48, 72, 80, 96, 112];
+const INTERMEDIATE: [usize; 7] = [40, 48, 72, 80, 96, 112, 192];
 
 #[cfg(test)]
 mod tests {
@@ -25,8 +25,8 @@ mod tests {
 
     #[test]
     fn rows_go_into_the_smallest_bucket_that_holds_them() {
-        let found = [1, 2, 3, 8, 9, 32, 33, 41, 49, 64, 65, 73, 96, 97, 128, 129, 300].map(bucket);
-        assert_eq!(found, [1, 2, 4, 8, 16, 32, 40, 48, 64, 64, 72, 80, 96, 112, 128, 256, 512]);
+        let found = [1, 2, 3, 8, 9, 32, 33, 41, 49, 64, 65, 73, 96, 97, 128, 129, 193, 300].map(bucket);
+        assert_eq!(found, [1, 2, 4, 8, 16, 32, 40, 48, 64, 64, 72, 80, 96, 112, 128, 192, 256, 512]);
         assert_eq!(buckets(1).collect::<Vec<_>>(), [1]);
         assert_eq!(buckets(100).collect::<Vec<_>>(), [1, 2, 4, 8, 16, 32, 40, 48, 64, 72, 80, 96, 112]);
     }

@@ -19,6 +19,9 @@ use crate::{
 /// one of a single row; the logits of each row take a megabyte with Gemma's vocabulary.
 const SCORED_ROWS: u32 = 32;
 
+/// Rows that the sampler has memory for, if steps are that large; more only for more sequences.
+const SAMPLED_ROWS: u32 = 128;
+
 /// The limits a runner is created for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
@@ -164,6 +167,12 @@ impl Limits {
     /// sequences are sampled anyway.
     pub(crate) fn scored_rows(&self) -> u32 {
         SCORED_ROWS.max(self.max_sequences).min(MAX_SAMPLED).min(self.prefill_chunk)
+    }
+
+    /// Rows that a step can sample.
+    pub(crate) fn sampled_rows(&self) -> u32 {
+        let rows = SAMPLED_ROWS.max(self.max_sequences.next_power_of_two());
+        rows.min(MAX_SAMPLED).min(self.max_rows())
     }
 
     /// Pages of one sequence of the full context length.

@@ -53,7 +53,7 @@ pub(crate) struct SamplerState {
 impl SamplerState {
     pub fn new(device: &Device, arenas: &mut HostArenas, vocab: u32, limits: Limits) -> Result<Self> {
         let HostArenas { shared, readback } = arenas;
-        let max_rows = limits.max_rows().min(MAX_SAMPLED);
+        let max_rows = limits.sampled_rows();
         let rows = u64::from(max_rows);
         let words = u64::from(limits.max_rows()) * 4;
         let no_stop_tokens = vec![NO_TOKEN; max_rows as usize * MAX_STOP_TOKENS];

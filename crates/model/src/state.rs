@@ -111,7 +111,7 @@ pub(crate) struct StepState {
 }
 
 /// Maximum sequences whose tokens are sampled in one step.
-pub(crate) const MAX_SAMPLED: u32 = 128;
+pub(crate) const MAX_SAMPLED: u32 = 256;
 
 /// Maximum prefill chunks per step.
 pub const MAX_CHUNKS_PER_STEP: usize = 32;

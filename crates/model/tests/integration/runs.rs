@@ -93,6 +93,46 @@ fn runs_of_any_length_give_the_same_tokens() {
     assert_eq!(run(8), one_by_one);
 }
 
+/// Batches above 128 sequences have buckets of 192 and 256.
+#[test]
+fn a_large_batch_samples_what_each_sequence_samples_alone() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let fixture = Fixture::open("gguf_q8_0");
+    let mut runner = Runner::new(load(&device, &fixture.path), limits(256, 16, 16)).unwrap();
+    assert_eq!(runner.max_sequences(), 256);
+    let sampling = |number: usize| Sampling { seed: number as u64, ..samplings()[number % 2].clone() };
+    // Prompts of two tokens, no two alike; then steps of all, and of the first of them.
+    let prompt = |number: usize| [1 + (number / 16) as u32, 1 + (number % 16) as u32];
+    let mut run = |numbers: &[usize], steps: usize| {
+        let mut sequences: Vec<Sequence> = vec![];
+        let mut tokens: Vec<Vec<(u32, u32)>> = vec![];
+        for &number in numbers {
+            let mut sequence = runner.start().unwrap();
+            let first = runner.prompt(&mut sequence, &prompt(number), &sampling(number), |_| true).unwrap();
+            tokens.push(vec![bits(&first)]);
+            sequences.push(sequence);
+        }
+        let samplings: Vec<Sampling> = numbers.iter().map(|number| sampling(*number)).collect();
+        let last: Vec<u32> = tokens.iter().map(|tokens| tokens[0].0).collect();
+        let rows = sequences.iter_mut().zip(&samplings).zip(last);
+        let mut rows: Vec<DecodeRow<'_>> =
+            rows.map(|((sequence, sampling), token)| DecodeRow::new(sequence, token, sampling)).collect();
+        for step in runner.decode(&mut rows, steps).unwrap() {
+            tokens.iter_mut().zip(&step).for_each(|(tokens, sampled)| tokens.push(bits(sampled)));
+        }
+        tokens
+    };
+    let all: Vec<usize> = (0..256).collect();
+    let alone: Vec<_> = all.iter().step_by(37).map(|number| run(&[*number], 3).remove(0)).collect();
+    for count in [150, 256] {
+        let together = run(&all[..count], 3);
+        let same = all.iter().step_by(37).zip(&alone).filter(|(number, _)| **number < count);
+        for (number, tokens) in same {
+            assert_eq!(together[*number], *tokens, "sequence {number} of {count}");
+        }
+    }
+}
+
 #[test]
 fn a_stop_token_ends_a_run_on_the_gpu() {
     let Some(device) = testkit::cpu_device() else { return };

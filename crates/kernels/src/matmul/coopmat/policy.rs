@@ -338,7 +338,9 @@ pub fn candidates(caps: &Caps, fragments: Fragments, shape: &Shape) -> Vec<Plan>
     let has_eight_columns = direct && caps.has_matrix(MatrixShape { n: 8, ..PRODUCT });
     let supported_width = |tile: &&Tile| tile.coopmat_columns() == 16 || has_eight_columns;
     let intermediate = INTERMEDIATE_DIRECT.iter().filter(|_| direct).filter(supported_width);
-    let covers_columns = |tile: &&Tile| tile.columns >= columns.min(128);
+    // Up to 256 columns are two tiles of equal width.
+    let width = if (129..256).contains(&columns) { columns.div_ceil(2) } else { columns.min(128) };
+    let covers_columns = |tile: &&Tile| tile.columns >= width;
     let suited =
         intermediate.chain(&TILES).filter(fits_device).filter(covers_columns).min_by_key(|tile| tile.columns);
     let Some(tile) = suited.or(TILES.iter().rfind(fits_device)) else { return Vec::new() };
