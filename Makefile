@@ -152,9 +152,9 @@ bench: setup ## measure memory bandwidth and a matrix product on this device
 	$(INDRIK) bench --bandwidth
 	$(INDRIK) bench --gemv 43008x5376
 
-curve: setup ## redraw docs/batch.svg, throughput of 1 to 128 sequences: SHAPE=gemma3-27b
+curve: setup ## redraw docs/batch.svg, throughput of 1 to 256 sequences: SHAPE=gemma3-27b
 	cargo build --release
-	$(INDRIK) bench --shape $(or $(SHAPE),gemma3-27b) -p 0 -n 32 -b 1,2,3,4,6,8,12,16,24,32,40,48,56,64,72,80,96,112,128 --plot docs/batch.svg
+	$(INDRIK) bench --shape $(or $(SHAPE),gemma3-27b) -p 0 -n 32 -b 1,2,3,4,6,8,12,16,24,32,40,48,56,64,72,80,96,112,128,160,192,224,256 --plot docs/batch.svg
 
 versus: setup ## compare with llama.cpp's prebuilt Vulkan library (needs Node 20): MODEL=file.gguf, ARGS=
 	cargo build --release
