@@ -133,10 +133,11 @@ ask() {
 check_service() {
   inside systemctl --quiet is-active indrik || die "the service is not running"
   inside systemctl --quiet is-enabled indrik || die "the service is not enabled"
-  local unit status
+  local unit status exposure
   unit=$(inside systemctl show --property=FragmentPath --value indrik)
   inside systemd-analyze verify "$unit" || die "systemd-analyze rejects $unit"
-  say "$(inside systemd-analyze security --no-webuir indrik | tail -n 1)"
+  exposure=$(inside systemd-analyze security --no-pager indrik | tail -n 1) || die "systemd-analyze does not rate the service"
+  say "$exposure"
   status=$(inside cat "/proc/$(inside systemctl show --property=MainPID --value indrik)/status")
   grep -qE '^CapEff:[[:space:]]+0+$' <<<"$status" || die "the service has capabilities"
   grep -qE '^Seccomp:[[:space:]]+2$' <<<"$status" || die "the service has no system call filter"
