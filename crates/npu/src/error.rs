@@ -58,6 +58,14 @@ pub enum Error {
         /// The feature.
         feature: String,
     },
+    /// A line of a core's program that cannot be assembled.
+    #[error("line {line} of the core program: {reason}")]
+    Assembly {
+        /// The line, from 1 on.
+        line: usize,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// A matrix product that the overlay cannot compute.
     #[error("matrix product of {m} × {k} × {n}: {reason}")]
     Shape {

@@ -9,6 +9,7 @@
 //! | [`gemm`] | matrix products of any shape: overlays by hash, and a generator of streams |
 //! | [`array`](mod@array) | a model of the tile array that runs an overlay and a stream on the CPU |
 //! | [`bundle`] | programs of the cores: bundles and their slots; reader and writer |
+//! | [`isa`] | the cores' instructions: assembler, disassembler, decoder |
 //! | [`runtime`] | the driver: heap, buffers, contexts, commands, waits; and a fake driver with the model behind it |
 //! | [`selftest`] | exact products on an overlay, compared with the CPU |
 //!
@@ -19,6 +20,7 @@ pub mod array;
 pub mod bundle;
 pub mod error;
 pub mod gemm;
+pub mod isa;
 pub mod runtime;
 pub mod selftest;
 pub mod tile;

@@ -1,6 +1,7 @@
 //! Files decode and encode to the same bytes, and damaged ones are errors.
 
 use npu::bundle::Bundle;
+use npu::isa::{self, Instruction};
 use npu::tile::{Address, Direction, Register, TilePlace};
 use npu::txn::{Op, Stream, Sync};
 use npu::xclbin::{Cdo, CdoCommand, Partition, Pdi, Xclbin};
@@ -225,5 +226,58 @@ fn every_bundle_of_the_public_programs_is_the_same_after_decoding_and_encoding()
             bundles += decoded.len();
         }
         assert_eq!(bundles, expected, "{name}");
+    }
+}
+
+#[test]
+fn every_instruction_of_the_public_products_is_the_same_after_decoding_and_encoding() {
+    for (name, cores, expected) in [("gemm-256-1col.xclbin", 1, 497), ("gemm-512-4col.xclbin", 16, 16 * 481)]
+    {
+        let Some(file) = data(name) else { continue };
+        let programs = programs(&file);
+        assert_eq!(programs.len(), cores, "{name}");
+        let mut instructions = 0;
+        for program in programs {
+            for bundle in Bundle::decode_all(&program).expect("bundles") {
+                for &(slot, bits) in bundle.instructions() {
+                    let instruction =
+                        Instruction::decode(slot, bits).unwrap_or_else(|error| panic!("{name}: {error}"));
+                    assert_eq!(instruction.encode(), bits, "{name}: {instruction}");
+                    instructions += 1;
+                }
+            }
+            let text = isa::disassemble(&program).expect("a text");
+            assert_eq!(isa::assemble(&text).expect("the same program"), program, "{name}");
+        }
+        assert_eq!(instructions, expected, "{name}");
+    }
+}
+
+#[test]
+fn instructions_that_are_not_known_are_named() {
+    let Some(file) = data("mladf_gemm_4x4_a8w8acc32.xclbin") else { return };
+    for program in programs(&file) {
+        let error = isa::disassemble(&program).expect_err("an instruction of another overlay").to_string();
+        assert!(error.contains("is no instruction that this crate knows (byte 0x"), "{error}");
+    }
+}
+
+#[test]
+fn disassembly_of_a_public_program() {
+    let Some(file) = data("gemm-512-4col.xclbin") else { return };
+    let text = isa::disassemble(&programs(&file)[0]).expect("a text");
+    for line in [
+        "jl #2080",
+        "paddb [sp], #96; nopxm",
+        "mova r27, #0; movx r4, #0; st r2, [sp, #-76]",
+        "vlda.ups.s64.s32 bmh8, s0, [p3, #32]; vldb wl4, [p5], #32",
+        "vlda wl8, [p1], #256; vldb wl4, [p6], #32; vmac cm7, cm2, x11, x2, r3",
+        "vst.srs.s32.s64 bmh0, s0, [p4, #32]; jnz r14, #1424",
+        "acq #49, r17",
+    ] {
+        assert!(
+            text.lines().any(|have| have.split(" //").next().unwrap_or("").trim_end() == line),
+            "{line}\n{text}"
+        );
     }
 }
