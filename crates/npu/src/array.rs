@@ -6,9 +6,9 @@
 //! | DMA | task queues, chains of buffer descriptors, dimensions, iteration, repeat counts, tokens |
 //! | locks | acquire (at least n) and release, of a memory tile's neighbours too |
 //! | memory | of core and memory tiles, and the host's |
-//! | cores | by function: programs known by SHA-256 ([`CoreLibrary`]) |
+//! | cores | by function, for programs known by SHA-256, or by their instructions ([`CoreLibrary`]) |
 //!
-//! Not modelled: time, packets with data, zero padding, cascades, events, and the cores' instructions. What is not
+//! Not modelled: time, packets with data, zero padding, cascades, and events. What is not
 //! modelled is a [`Fault`], never ignored. A stream that waits for something that cannot happen is a
 //! [`Fault::Hang`] with the channels that are blocked.
 //!
@@ -24,6 +24,7 @@ mod descriptor;
 mod dma;
 mod fault;
 mod host;
+mod interpreter;
 mod scheduler;
 mod state;
 mod switch;
@@ -230,10 +231,12 @@ impl Array {
     ) -> Result<(), Fault> {
         while !done(self)? {
             if !self.advance(host)? {
-                return Err(Fault::Hang {
-                    waits_for: waits_for.to_owned(),
-                    blocked: self.blocked().join("; "),
-                });
+                let mut blocked = self.blocked();
+                for tile in &self.tiles {
+                    let waits = tile.core.as_ref().and_then(|core| core.waits());
+                    blocked.extend(waits.map(|waits| format!("{} {waits}", tile.place)));
+                }
+                return Err(Fault::Hang { waits_for: waits_for.to_owned(), blocked: blocked.join("; ") });
             }
         }
         Ok(())

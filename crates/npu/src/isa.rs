@@ -1,7 +1,7 @@
 //! Instructions of the cores: decoder, encoder, assembler and disassembler, from one table.
 //!
-//! The table has the instructions of the public overlays for matrix products, and those that the project's own
-//! programs use: about a sixth of the architecture. Bits that are none of them are an error; nothing is guessed.
+//! The table has the instructions of the public overlays for matrix products and some more, not the whole
+//! architecture. Bits that are none of them are an error; nothing is guessed.
 //!
 //! ```
 //! use npu::bundle::{Bundle, Slot};
@@ -16,7 +16,6 @@
 //! # Ok::<(), npu::Error>(())
 //! ```
 
-#![allow(dead_code, reason = "operations and modes are for an interpreter")]
 mod assembler;
 mod operand;
 mod table;
@@ -26,6 +25,7 @@ use std::sync::LazyLock;
 
 pub use assembler::{assemble, disassemble};
 
+pub(crate) use operand::{CR_ROUNDING, CR_SATURATION};
 pub use operand::{Operand, Register};
 
 use crate::bundle::Slot;

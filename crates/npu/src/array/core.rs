@@ -1,11 +1,13 @@
 //! Cores by their function: what a known program computes, with the buffers and locks that it uses.
 //!
-//! The program itself is not interpreted. It is known by its SHA-256, and so are the addresses and locks that the
+//! A known program is not interpreted. It is known by its SHA-256, and so are the addresses and locks that the
 //! compiler put into it. They are not part of the configuration: a buffer descriptor that uses others does not fit.
+//! Other programs can be interpreted, if the library says so.
 
 use sha2::{Digest, Sha256};
 
 use super::Fault;
+use super::interpreter::Interpreter;
 use crate::tile::{CORE_MEMORY, TilePlace};
 
 /// Double buffer between a core and a DMA channel.
@@ -49,12 +51,19 @@ const BLOCK: usize = 4;
 #[derive(Debug, Clone, Default)]
 pub struct CoreLibrary {
     known: Vec<([u8; 32], GemmKernel)>,
+    /// Whether others are interpreted.
+    interprets: bool,
 }
 
 impl CoreLibrary {
-    /// A library without programs.
+    /// A library without programs: every core with a program is a fault.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// A library without programs, whose cores execute the instructions of theirs.
+    pub fn interpreter() -> Self {
+        Self { known: Vec::new(), interprets: true }
     }
 
     /// Adds a program by the SHA-256 of its words. Tiles must be made of whole blocks.
@@ -77,7 +86,8 @@ impl CoreLibrary {
     pub(super) fn core(&self, place: TilePlace, program: &[u32]) -> Result<Core, Fault> {
         let digest = Self::digest(program);
         match self.known.iter().find(|(known, _)| *known == digest) {
-            Some((_, kernel)) => Ok(Core::new(*kernel)),
+            Some((_, kernel)) => Ok(Core::Known(KnownCore::new(*kernel))),
+            None if self.interprets => Ok(Core::Interpreted(Box::new(Interpreter::new(program)))),
             None => {
                 let digest = digest.iter().map(|byte| format!("{byte:02x}")).collect();
                 Err(Fault::UnknownProgram { place, digest })
@@ -86,9 +96,47 @@ impl CoreLibrary {
     }
 }
 
+/// A core that runs a program.
+#[derive(Debug, Clone)]
+pub(super) enum Core {
+    Known(KnownCore),
+    Interpreted(Box<Interpreter>),
+}
+
+impl Core {
+    /// Unfinished work, if there is any.
+    pub(super) fn pending(&self, locks: &[i32]) -> Option<String> {
+        match self {
+            Self::Known(core) => core.pending(locks),
+            Self::Interpreted(core) => core.pending(),
+        }
+    }
+
+    /// The lock that it waits for, if its program is interpreted. Waiting is how such a core rests.
+    pub(super) fn waits(&self) -> Option<String> {
+        match self {
+            Self::Known(_) => None,
+            Self::Interpreted(core) => core.waits(),
+        }
+    }
+
+    /// Does the next piece of work if its locks allow it.
+    pub(super) fn advance(
+        &mut self,
+        place: TilePlace,
+        memory: &mut [u32],
+        locks: &mut [i32],
+    ) -> Result<bool, Fault> {
+        match self {
+            Self::Known(core) => core.advance(place, memory, locks),
+            Self::Interpreted(core) => core.advance(place, memory, locks),
+        }
+    }
+}
+
 /// A core that runs a known program.
 #[derive(Debug, Clone)]
-pub(super) struct Core {
+pub(super) struct KnownCore {
     kernel: GemmKernel,
     /// Sums of the tile of C that is being computed; `None` while its buffer is awaited.
     sums: Option<Vec<i32>>,
@@ -108,13 +156,12 @@ fn take(locks: &mut [i32], index: usize) -> bool {
     }
 }
 
-impl Core {
+impl KnownCore {
     fn new(kernel: GemmKernel) -> Self {
         Self { kernel, sums: None, products: 0, used: [0; 3] }
     }
 
-    /// Unfinished work, if there is any.
-    pub(super) fn pending(&self, locks: &[i32]) -> Option<String> {
+    fn pending(&self, locks: &[i32]) -> Option<String> {
         let GemmKernel { k_tiles, a, b, .. } = self.kernel;
         let [a, b] = [a, b].map(|buffer| locks.get(buffer.full).copied().unwrap_or(0));
         (self.products > 0 || a > 0 || b > 0).then(|| {
@@ -122,13 +169,7 @@ impl Core {
         })
     }
 
-    /// Does the next piece of work if its locks allow it.
-    pub(super) fn advance(
-        &mut self,
-        place: TilePlace,
-        memory: &mut [u32],
-        locks: &mut [i32],
-    ) -> Result<bool, Fault> {
+    fn advance(&mut self, place: TilePlace, memory: &mut [u32], locks: &mut [i32]) -> Result<bool, Fault> {
         let GemmKernel { m, k, n, k_tiles, a, b, c } = self.kernel;
         let Some(sums) = &mut self.sums else {
             let taken = take(locks, c.empty);

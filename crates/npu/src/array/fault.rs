@@ -78,6 +78,18 @@ pub enum Fault {
         /// Digest of the program.
         digest: String,
     },
+    /// An instruction that a core cannot execute, or that the model does not have.
+    #[error("{place} at {pc}: `{instruction}`: {reason}")]
+    Instruction {
+        /// The tile.
+        place: TilePlace,
+        /// Address of its bundle.
+        pc: String,
+        /// Its text, or its slot and bits.
+        instruction: String,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// A route that leads in a circle, or into a part that the model does not have.
     #[error("{place} slave{port}: the route {reason}")]
     Route {

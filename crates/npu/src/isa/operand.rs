@@ -286,8 +286,8 @@ impl Kind {
                 _ => Self::Am.register(code >> 1),
             },
             Self::QuarterSource => match code {
-                _ if code & 0b111 == 0b001 => Self::Am.register(code >> 3),
                 _ if code >> 5 == 0b1100 => half((code & 7) * 2 + (code >> 3 & 1), code >> 4 & 1),
+                _ if code & 0b111 == 0b001 => Self::Am.register(code >> 3),
                 _ => None,
             },
             Self::HalfTarget => match code & 0b11 {
@@ -296,11 +296,52 @@ impl Kind {
                 _ => Self::Bm.register(code >> 1),
             },
             Self::HalfSource => match code {
-                _ if code & 0b1111 == 0 => Self::Bm.register(code >> 4),
                 _ if code >> 4 == 0b1_1000 => Self::X.register(code & 0b1111),
+                _ if code & 0b1111 == 0 => Self::Bm.register(code >> 4),
                 _ => None,
             },
             Self::Signed(_) | Self::Unsigned | Self::Negative(_) => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Registers that a field takes.
+    fn count(kind: Kind, width: u32) -> usize {
+        (0..1 << width).filter_map(|code| kind.decode(code, width)).count()
+    }
+
+    #[test]
+    fn every_register_has_one_code() {
+        let scalars = 32 + 8 + 4 * 8 + 1;
+        for (kind, width, registers) in [
+            (Kind::Scalar, 7, scalars),
+            (Kind::LoadConstant, 7, scalars),
+            (Kind::AluConstant, 6, 33),
+            (Kind::Move, 7, 32 + 8 + 4 * 8 + 4 + CONTROLS.len() + 5),
+            (Kind::W, 5, 24),
+            (Kind::WideSource, 5, 24),
+            (Kind::X, 4, 12),
+            (Kind::Am, 6, 36),
+            (Kind::Bm, 5, 18),
+            (Kind::Cm, 4, 9),
+            (Kind::Shuffle, 5, 12 + 16),
+            (Kind::QuarterTarget, 7, 24 + 36),
+            (Kind::QuarterSource, 9, 24 + 36),
+            (Kind::HalfTarget, 6, 12 + 18),
+            (Kind::HalfSource, 9, 12 + 18),
+        ] {
+            assert_eq!(count(kind, width), registers, "{kind:?}");
+            for code in 0..1 << width {
+                let operand = kind.decode(code, width);
+                assert!(
+                    operand.is_none_or(|operand| kind.encode(operand, width) == Some(code)),
+                    "{kind:?} {code}"
+                );
+            }
         }
     }
 }

@@ -2,10 +2,12 @@
 //!
 //! Each test takes thousands of damaged inputs. INDRIK_NPU_CASES sets how many.
 
-use npu::array::{Array, HostMemory};
+use npu::array::{Array, CoreLibrary, Fault, HostMemory};
 use npu::bundle::{Bundle, Slot};
+use npu::isa::{self, Instruction};
+use npu::tile::{Register, TileKind, TilePlace};
 use npu::txn::Stream;
-use npu::xclbin::{Cdo, Partition, Pdi, Xclbin};
+use npu::xclbin::{Cdo, CdoCommand, Partition, Pdi, Xclbin};
 
 use super::{Random, data, small_overlay};
 
@@ -120,6 +122,99 @@ fn damaged_programs() {
         assert!(bundles.iter().all(|bundle| !bundle.to_string().is_empty()));
         true
     });
+}
+
+#[test]
+fn random_instructions() {
+    let slots = [Slot::LoadA, Slot::LoadB, Slot::Alu, Slot::Move, Slot::Store, Slot::Vector, Slot::Long];
+    let (mut random, mut known) = (Random(29), 0);
+    for case in 0..cases() {
+        let slot = slots[case % slots.len()];
+        let bits = (random.next() << 31 | random.next()) & ((1 << slot.bits()) - 1);
+        let Ok(instruction) = Instruction::decode(slot, bits) else { continue };
+        assert_eq!((instruction.slot(), instruction.encode()), (slot, bits));
+        let text = instruction.to_string();
+        assert_eq!(Instruction::parse(&text).expect("its own text"), instruction, "{text}");
+        known += 1;
+    }
+    println!("instructions: {} random ones, of which {known} are known", cases());
+    assert!(known * 20 > cases(), "{known} of {}", cases());
+}
+
+#[test]
+fn damaged_texts_of_programs() {
+    let source = "start: mova r0, #5; vldb wl0, [p0], #32\n add r0, r0, #-1; movx lc, #7 // text\n\
+                  .align 16\nend: jnz r0, start\nvst.srs.s32.s64 bmh0, s0, [p4, #32]; vmac cm0, cm1, x0, x2, r3\n";
+    check("assembler", &[source.as_bytes().to_vec()], |bytes, _| {
+        let Ok(program) = isa::assemble(&String::from_utf8_lossy(bytes)) else { return false };
+        let text = isa::disassemble(&program).expect("what was assembled");
+        assert_eq!(isa::assemble(&text).expect("the same program"), program);
+        true
+    });
+}
+
+/// Where the random part of a program begins.
+const BODY: usize = 8 * 6 + 32 * 4;
+
+/// Programs of instructions that the table has, so that most of what is executed is known to the model.
+fn random_program(random: &mut Random) -> Vec<u8> {
+    let slots = [Slot::LoadA, Slot::LoadB, Slot::Alu, Slot::Move, Slot::Store, Slot::Vector];
+    // Pointers into memory, so that loads and stores happen, and a mode of the multiplier in every register.
+    let pointers = (0..8).map(|n| format!("movxm p{n}, #{}", 0x7_0000 + 0x1000 * n));
+    let registers = (0..32).map(|n| format!("mova r{n}, #0x308"));
+    let start: Vec<String> = pointers.chain(registers).collect();
+    let mut program = isa::assemble(&start.join("\n")).expect("a program");
+    assert_eq!(program.len(), BODY);
+    for _ in 0..random.below(40) {
+        let mut instructions = Vec::new();
+        for slot in slots {
+            // Most random bits are no instruction.
+            let bits = (0..20).map(|_| random.next() & ((1 << slot.bits()) - 1));
+            let known = bits.into_iter().find(|&bits| Instruction::decode(slot, bits).is_ok());
+            instructions.extend(known.filter(|_| random.below(3) == 0).map(|bits| (slot, bits)));
+        }
+        program.extend(Bundle::new(&instructions).map(|bundle| bundle.encode()).unwrap_or_default());
+    }
+    if random.below(2) == 0 {
+        program.extend(isa::assemble("j #176\nnop\nnop\nnop\nnop\nnop").expect("a program"));
+    }
+    program.resize(program.len().next_multiple_of(4), 0);
+    program
+}
+
+#[test]
+fn random_programs_on_a_core() {
+    let mut random = Random(31);
+    let core = TilePlace { column: 0, row: 2 };
+    let address = |register: Register| core.address(register.offset(TileKind::Core).expect("a register"));
+    let (mut ran, cases) = (0, cases() / 10);
+    for _ in 0..cases {
+        let mut program = random_program(&mut random);
+        if random.below(4) == 0 {
+            damage(&mut program, &mut random);
+        }
+        let data = program
+            .chunks_exact(4)
+            .map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]))
+            .collect();
+        let cdo = Cdo::new(vec![
+            CdoCommand::DmaWrite { address: u64::from(address(Register::Program { offset: 0 })), data },
+            CdoCommand::Write { address: address(Register::Lock { index: 3 }), value: 2 },
+            CdoCommand::Write { address: address(Register::CoreControl), value: 1 },
+        ]);
+        let array = Array::load(1, &cdo, CoreLibrary::interpreter()).expect("a configuration");
+        // Faults are fine; panics, and runs without end, are not.
+        let result = array.with_limit(20).run(&Stream::new(1, Vec::new()), &mut HostMemory::new());
+        // The first random bundles have been executed.
+        ran += usize::from(match result {
+            Err(Fault::Instruction { pc, .. }) => {
+                u32::from_str_radix(pc.trim_start_matches("0x"), 16).expect("an address") as usize > BODY + 16
+            }
+            _ => true,
+        });
+    }
+    println!("cores: {cases} random programs, of which {ran} came further than a few bundles");
+    assert!(ran * 10 > cases, "{ran} of {cases}");
 }
 
 #[test]

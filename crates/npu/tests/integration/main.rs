@@ -7,6 +7,7 @@ mod array;
 mod files;
 mod gemm;
 mod hostile;
+mod interpreter;
 mod mutation;
 mod runtime;
 mod small_overlay;
