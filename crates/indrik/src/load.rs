@@ -14,7 +14,7 @@ use gpu::{AdapterInfo, Device, Tier};
 use kernels::matmul::tuning::{BUDGET, Turn};
 use model::{
     EncoderLimits, EncoderLoadOptions, Fingerprint, KvScheme, Limits, LoadOptions, PrefixDisk, Runner,
-    TuneMode, TuningReport,
+    TuneMode, TuningReport, pages::PageEventQueue,
 };
 use weights::{
     blueprint::Blueprint,
@@ -52,6 +52,8 @@ pub struct Options {
     pub prefix_cache: bool,
     /// Store those pages on disk too, for later prompts after a restart or when the model was unloaded.
     pub prefix_disk: Option<PrefixDisk>,
+    /// Receives the changes of the prefix cache.
+    pub page_events: Option<PageEventQueue>,
     /// Prefill chunk size in tokens; chosen for the device if `None`.
     pub prefill_chunk: Option<u32>,
     /// Storage format of keys and values; f16 if `None`, or f32 with `all_logits`.
@@ -84,6 +86,7 @@ impl Default for Options {
             kv_cache_tokens: None,
             prefix_cache: true,
             prefix_disk: None,
+            page_events: None,
             prefill_chunk: None,
             kv_scheme: None,
             reproducible: false,
@@ -263,6 +266,10 @@ fn load(
         }
     };
     let runner = with_prefix_disk(runner.with_step_timeout(options.step_timeout), files, options);
+    let runner = match &options.page_events {
+        Some(queue) => runner.with_page_events(queue.clone()),
+        None => runner,
+    };
     let runners = Runners { target: runner, draft };
     let (info, tier) = (device.info().clone(), device.caps().tier());
     let report = LoadReport { device: info, tier, seconds, tuned, heaps, kv_scheme: limits.kv_scheme };

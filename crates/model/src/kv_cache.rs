@@ -10,7 +10,7 @@ use kernels::{KvLayer, KvShape, KvTable};
 use crate::{
     Error, Limits, Result,
     limits::window,
-    pages::{PageAllocator, PageCopy, PageKind, Sequence},
+    pages::{EventSource, PageAllocator, PageCopy, PageEventQueue, PageKind, PageLayout, Sequence},
     state::TIMEOUT,
 };
 
@@ -40,6 +40,8 @@ pub struct KvCache {
     allocator: PageAllocator,
     /// Pages of earlier texts on disk.
     disk: Option<disk::DiskTier>,
+    /// As long as it is there, changes of the prefix cache go to a queue.
+    events: Option<EventSource>,
 }
 
 impl KvCache {
@@ -83,7 +85,19 @@ impl KvCache {
             tables,
             allocator,
             disk: None,
+            events: None,
         })
+    }
+
+    /// Puts the changes of the prefix cache into a queue from now on, all that it holds first.
+    pub fn send_events(&mut self, queue: PageEventQueue) {
+        let has = |kind| self.kinds.contains(&kind);
+        let layout = PageLayout {
+            page_size: self.limits.page_size,
+            has_full: has(PageKind::Full),
+            sliding_window: has(PageKind::Sliding).then_some(self.allocator.config().window),
+        };
+        self.events = Some(self.allocator.send_events(queue, layout));
     }
 
     /// Starts an empty sequence that takes no part in the prefix cache.

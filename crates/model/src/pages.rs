@@ -8,9 +8,10 @@
 //!
 //! Full pages are indexed in a prefix tree, by their tokens and all tokens before them. A new sequence shares
 //! the pages that its prompt starts with. Of a page that its prompt has in common only up to some token it gets
-//! a copy, to continue in. docs/engine.md describes what the prefix cache keeps and the order
+//! a copy, to continue in. `events` tells other programs what the tree holds. docs/engine.md describes what the prefix cache keeps and the order
 //! of eviction.
 
+mod events;
 mod prefix_tree;
 mod store;
 mod stored;
@@ -20,6 +21,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+pub use events::{EventSource, PageEvent, PageEventQueue, PageLayout, TakenEvents};
 use prefix_tree::NodeId;
 use store::PageStore;
 pub use stored::FinishedSequence;
@@ -36,7 +38,7 @@ pub enum PageKind {
 
 impl PageKind {
     /// Both kinds, in the order of per-kind arrays.
-    pub(crate) const ALL: [PageKind; 2] = [PageKind::Full, PageKind::Sliding];
+    pub const ALL: [PageKind; 2] = [PageKind::Full, PageKind::Sliding];
 }
 
 /// The capacity of a [`PageAllocator`].

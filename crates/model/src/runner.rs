@@ -24,7 +24,7 @@ use crate::{
     image::{image_blocks, is_image_token},
     kv_cache::KvCache,
     pacer::{self, Estimator, Pacer, StepExtent},
-    pages::Sequence,
+    pages::{PageEventQueue, Sequence},
     programs::{Output, ProgramCache, ProgramKey, Sources},
     sampler::SamplerState,
     sampling::RowSampling,
@@ -123,6 +123,12 @@ impl Runner {
     #[cfg(any(test, feature = "testing"))]
     pub fn set_segments(&mut self, seconds: f64, slowdown: Option<f64>) {
         self.pacer.set_segments(seconds, slowdown);
+    }
+
+    /// Puts the changes of the prefix cache into a queue, for programs that route requests by what is cached.
+    pub fn with_page_events(mut self, queue: PageEventQueue) -> Self {
+        self.cache.send_events(queue);
+        self
     }
 
     /// Sets the timeout of a step. A device that does not finish within it counts as lost.

@@ -64,6 +64,15 @@ impl PrefixTree {
         self.nodes[node].pages[kind as usize]
     }
 
+    /// The node before a node.
+    pub fn parent(&self, node: NodeId) -> NodeId {
+        self.nodes[node].parent
+    }
+
+    pub fn tokens(&self, node: NodeId) -> &Arc<[u32]> {
+        &self.nodes[node].tokens
+    }
+
     /// The number of tokens of a node.
     pub fn token_count(&self, node: NodeId) -> usize {
         self.nodes[node].tokens.len()

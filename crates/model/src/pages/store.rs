@@ -4,7 +4,9 @@
 use std::collections::VecDeque;
 
 use super::{
-    FinishedSequence, HeldPages, PageConfig, PageCopy, PageKind, Sequence, TreePosition, min_copied,
+    FinishedSequence, HeldPages, PageConfig, PageCopy, PageKind, Sequence, TreePosition,
+    events::EventLog,
+    min_copied,
     prefix_tree::{NodeId, PrefixTree, ROOT},
 };
 use crate::image::floor_image_boundary;
@@ -46,6 +48,8 @@ pub(super) struct PageStore {
     pub clock: u64,
     /// Texts whose sequences have ended, to be stored on disk; `None` where they are not.
     pub finished: Option<VecDeque<FinishedSequence>>,
+    /// Who is told of changes of the tree; `None`: nobody.
+    pub events: Option<EventLog>,
 }
 
 /// The longest usable prefix of a prompt.
@@ -63,7 +67,16 @@ impl PageStore {
         let pools =
             [PagePool::new(config.full_pages), PagePool::new(config.sliding_pages * config.max_sequences)];
         let slots = (0..config.max_sequences).rev().collect();
-        Self { config, slots, pools, tree: PrefixTree::new(), epoch: 0, clock: 0, finished: None }
+        Self {
+            config,
+            slots,
+            pools,
+            tree: PrefixTree::new(),
+            epoch: 0,
+            clock: 0,
+            finished: None,
+            events: None,
+        }
     }
 
     /// Changes when the prefix cache is cleared.
@@ -325,9 +338,15 @@ impl PageStore {
             self.release(PageKind::Full, own, false);
         }
         if let (None, Some(page)) = (self.tree.page(node, PageKind::Sliding), sequence.pages[1].get(depth)) {
-            self.tree.set_page(node, PageKind::Sliding, Some(page));
-            self.acquire_for_node(PageKind::Sliding, page, node);
+            self.set_node_page(node, PageKind::Sliding, page);
         }
+    }
+
+    /// Gives a node a page that it lacks.
+    pub(super) fn set_node_page(&mut self, node: NodeId, kind: PageKind, page: u32) {
+        self.tree.set_page(node, kind, Some(page));
+        self.acquire_for_node(kind, page, node);
+        self.log_stored(node, kind);
     }
 
     pub(super) fn insert(&mut self, parent: NodeId, tokens: &[u32], pages: [Option<u32>; 2]) -> NodeId {
@@ -335,6 +354,7 @@ impl PageStore {
         for (kind, page) in PageKind::ALL.into_iter().zip(pages) {
             if let Some(page) = page {
                 self.acquire_for_node(kind, page, node);
+                self.log_stored(node, kind);
             }
         }
         node
@@ -414,8 +434,10 @@ impl PageStore {
 
     /// Empties the tree. Running sequences keep their pages and add nothing to it any more.
     pub fn clear_prefix_cache(&mut self) {
-        let prefixes: Vec<NodeId> = self.tree.children(ROOT).collect();
-        prefixes.into_iter().for_each(|node| self.remove_subtree(node));
+        self.log_cleared(|store| {
+            let prefixes: Vec<NodeId> = store.tree.children(ROOT).collect();
+            prefixes.into_iter().for_each(|node| store.remove_subtree(node));
+        });
         self.epoch += 1;
         self.finished.iter_mut().for_each(VecDeque::clear);
     }
@@ -437,6 +459,7 @@ impl PageStore {
         match kind {
             PageKind::Sliding if !is_partial => {
                 let page = self.tree.page(node, kind)?;
+                self.log_removed(node, kind);
                 self.tree.set_page(node, kind, None);
                 self.release_from_node(kind, page);
             }
@@ -447,6 +470,9 @@ impl PageStore {
     }
 
     fn remove(&mut self, node: NodeId) {
+        for kind in PageKind::ALL.into_iter().rev().filter(|kind| self.tree.page(node, *kind).is_some()) {
+            self.log_removed(node, kind);
+        }
         let pages = self.tree.remove(node);
         for (kind, page) in PageKind::ALL.into_iter().zip(pages) {
             if let Some(page) = page {

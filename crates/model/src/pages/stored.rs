@@ -142,10 +142,7 @@ impl PageStore {
                             let parent = path.last().copied().unwrap_or(ROOT);
                             self.insert(parent, &tokens[tokens.len() - page_size..], [Some(page), None]);
                         }
-                        Some(node) => {
-                            self.tree.set_page(node, kind, Some(page));
-                            self.acquire_for_node(kind, page, node);
-                        }
+                        Some(node) => self.set_node_page(node, kind, page),
                     }
                 }
                 // The tree's alone, or free.
