@@ -61,12 +61,13 @@ scaleout: setup ## test two servers behind gateways (SMG, vllm-router) with the 
 	$(call gateway,smg==1.13.0)
 	$(call gateway,vllm-router==0.1.16)
 	$(call gateway,kubernetes-validate==1.37.0)
+	$(call gateway,pyzmq==27.3.0 msgspec==0.22.0)
 	target/scaleout/kubernetes-validate/bin/kubernetes-validate --strict packaging/kubernetes/server.yaml
-	scripts/scaleout.py target/debug/indrik target/scaleout/smg/bin/smg target/scaleout/vllm-router/bin/vllm-router crates/model/tests/fixtures/gguf_q8_0/model.gguf
+	scripts/scaleout.py target/debug/indrik target/scaleout/smg/bin/smg target/scaleout/vllm-router/bin/vllm-router target/scaleout/pyzmq/bin/python crates/model/tests/fixtures/gguf_q8_0/model.gguf
 
-# Installs a package at a version, once.
+# Installs packages at their versions, once.
 gateway = folder=target/scaleout/$(firstword $(subst ==, ,$(1))); [ "$$(cat $$folder/installed 2> /dev/null)" = "$(1)" ] || \
-	{ rm -rf $$folder && python3 -m venv $$folder && $$folder/bin/pip -q install "$(1)" && echo "$(1)" > $$folder/installed; }
+	{ rm -rf $$folder && python3 -m venv $$folder && $$folder/bin/pip -q install $(1) && echo "$(1)" > $$folder/installed; }
 
 soak: setup ## the long tests: load for INDRIK_SOAK=1800 seconds (`make test` has 40 of them), all kernels for RDNA3, the shader compiler, all models in all settings, random cases, long inputs
 	cargo clippy -p indrik-shaders --all-targets

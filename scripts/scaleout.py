@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Tests `indrik serve` behind the gateways of docs/scale-out.md, with the commands of that page (`make scaleout`).
 
-usage: scripts/scaleout.py PATH-TO-INDRIK SMG VLLM-ROUTER MODEL [TEST ...]
+usage: scripts/scaleout.py PATH-TO-INDRIK SMG VLLM-ROUTER PYTHON MODEL [TEST ...]
+
+PYTHON has pyzmq and msgspec.
 
 Two servers with a tiny model, a gateway in front, and clients that hold chats of five turns with eight system prompts.
 The commands are those of the page, with another model and free ports. Prints a line per test, and exits with 1 if one
@@ -447,8 +449,115 @@ def names(tools):
         return f"{len(NAMES)} metrics found, all of them moved"
 
 
+# Tokens of a page.
+PAGE_TOKENS = 64
+
+
+def follow_events(tools):
+    """A subscriber with pyzmq and msgspec knows what two servers hold, from the beginning, late, and after a lost device."""
+    words = shlex.split(commands()["kv-events"])
+    names = [words.index("--kv-events"), words.index("--kv-events-replay")]
+    events = free_ports(4)
+
+    def sockets(index):
+        flags = list(words[names[0]:])
+        for name, port in zip(("--kv-events", "--kv-events-replay"), events[2 * index:]):
+            flags[flags.index(name) + 1] = f"127.0.0.1:{port}"
+        # Memory for a few texts, so that pages are evicted.
+        return (*flags, "--max-sequences", "4", "--kv-cache-tokens", str(24 * PAGE_TOKENS))
+
+    with Fleet(tools, None, extra=(sockets(0), sockets(1)), faults=("device-lost@500", None)) as fleet:
+        followers = []
+        for index, port in enumerate(fleet.ports):
+            command = [tools["python"], os.path.join(ROOT, "scripts", "scaleout_subscriber.py"),
+                       *(f"tcp://127.0.0.1:{socket}" for socket in events[2 * index:2 * index + 2]), f"kv@127.0.0.1:{port}@m"]
+            followers.append(Subscriber(command, index))
+        try:
+            return ask_and_compare(fleet, followers)
+        finally:
+            for follower in followers:
+                follower.end()
+
+
+class Subscriber:
+    """scripts/scaleout_subscriber.py as a process that answers one line with one line."""
+
+    def __init__(self, command, index):
+        log = open(os.path.join(LOGS, f"subscriber-{index}.log"), "w")
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
+
+    def ask(self, **question):
+        self.process.stdin.write(json.dumps(question) + "\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline()
+        check(answer, f"a subscriber ended; see {LOGS}/subscriber-*.log")
+        return json.loads(answer)
+
+    def end(self):
+        self.process.kill()
+        self.process.wait()
+
+
+def cached_tokens(port, prompt):
+    """Tokens of a prompt, given as token ids, that the server had in its prefix cache."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+    body = {"model": "m", "prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    text = response.read()
+    check(response.status == 200, f"{response.status} {text[:200]}")
+    return json.loads(text)["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def ask_and_compare(fleet, followers):
+    """Asks for texts in turn; each time the subscriber says before how much of the prompt is cached."""
+    texts = [[10 + (at * 7 + family * 29) % 150 for at in range(300 + 20 * family)] for family in range(6)]
+    order, compared, hits, lost = random.Random(1), 0, 0, 0
+    losses = lambda port: metrics(port)["indrik_device_lost_total"]
+    published = lambda port: (metrics(port)["indrik_kv_events_pending"], int(metrics(port)["indrik_kv_events_batches_total"]))
+    for number in itertools.count():
+        index = number % 2
+        port, follower = fleet.ports[index], followers[index]
+        text = order.choice(texts)
+        cached_tokens(port, text)
+        # Whole pages of a text, then tokens that no other text has: nothing else is cached.
+        other = order.choice(texts)
+        pages = order.choice([len(other) // PAGE_TOKENS, 1 + order.randrange(4)])
+        prompt = other[:pages * PAGE_TOKENS] + [170 + number % 140] * 3
+        wait_for("events to be published", lambda: published(port)[0] == 0)
+        before = losses(port)
+        expected = follower.ask(batches=published(port)[1], prompt=prompt)["cached"]
+        cached = cached_tokens(port, prompt)
+        if losses(port) == before:
+            check(cached == expected, f"the server had {cached} tokens of a prompt and its events said {expected}")
+            compared, hits = compared + 1, hits + (cached > 0)
+        lost = losses(fleet.ports[0])
+        if compared >= 200 and lost >= 2:
+            break
+        check(number < 2000, f"{lost} losses of the device after {number} requests")
+    check(hits >= 20 and hits <= compared - 20, f"{hits} of {compared} prompts were cached")
+    ends = []
+    for port, follower in zip(fleet.ports, followers):
+        wait_for("events to be published", lambda: published(port)[0] == 0)
+        ends.append(follower.ask(batches=published(port)[1], late=True))
+    check(all(end["late"] == end["blocks"] for end in ends), f"another tree by a replay: {ends}")
+    check(ends[0]["cleared"] > lost and ends[1]["cleared"] == 1, f"AllBlocksCleared: {ends}, with {lost} lost devices")
+    check(all(metrics(port)["indrik_kv_events_dropped_subscribers_total"] == 0 for port in fleet.ports), "a subscriber was dropped")
+    # Equal texts have equal hashes on both servers.
+    for port, follower in zip(fleet.ports, followers):
+        cached_tokens(port, texts[0])
+        wait_for("events to be published", lambda: published(port)[0] == 0)
+        follower.ask(batches=published(port)[1])
+    shared = set(followers[0].ask(hashes=True)["hashes"]) & set(followers[1].ask(hashes=True)["hashes"])
+    check(len(shared) >= len(texts[0]) // PAGE_TOKENS, f"the servers have {len(shared)} hashes in common")
+    batches = sum(published(port)[1] for port in fleet.ports)
+    return (f"{compared} of {compared} prompts as the events said ({hits} hits), {batches} batches, {lost:.0f} lost devices; "
+            f"the same after a replay; {len(shared)} hashes in common")
+
+
 TESTS = {
     "names": names,
+    "kv events": follow_events,
     "queue full": queue_full,
     "device loss": device_loss,
     "prefix share": prefix_share,
@@ -460,8 +569,8 @@ TESTS = {
 
 
 def main():
-    indrik, smg, router, model, *selected = sys.argv[1:]
-    tools = {"indrik": os.path.abspath(indrik), "smg": smg, "vllm-router": router, "model": os.path.abspath(model)}
+    indrik, smg, router, python, model, *selected = sys.argv[1:]
+    tools = {"indrik": os.path.abspath(indrik), "smg": smg, "vllm-router": router, "python": python, "model": os.path.abspath(model)}
     os.makedirs(LOGS, exist_ok=True)
     failed = []
     for name in selected or TESTS:

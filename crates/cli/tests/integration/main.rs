@@ -12,6 +12,7 @@ mod generate;
 mod hostile;
 mod hub;
 mod inspect;
+mod kv_events;
 mod models;
 mod monitor;
 mod npu;
@@ -23,5 +24,7 @@ mod run;
 mod serve;
 mod service;
 mod several_models;
+#[path = "../../../kvevents/tests/common/subscriber.rs"]
+mod subscriber;
 mod together;
 mod versus;

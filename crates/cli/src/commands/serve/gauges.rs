@@ -101,6 +101,41 @@ fn prefix_disk_gauges(stats: PrefixDiskStats) -> impl Iterator<Item = Gauge> {
     })
 }
 
+/// Reads one counter of KV events.
+type ReadKvEvents = fn(&kvevents::Stats) -> u64;
+
+/// Name, HELP text and reader of each metric of KV events.
+const KV_EVENTS: [(&str, &str, ReadKvEvents); 5] = [
+    (
+        "kv_events_batches_total",
+        "Batches of KV events published; the sequence number of the next one",
+        |stats| stats.batches,
+    ),
+    ("kv_events_pending", "1 if changes of the prefix cache are not published yet", |stats| {
+        u64::from(stats.pending)
+    }),
+    ("kv_events_subscribers", "Connected subscribers of KV events", |stats| stats.subscribers),
+    (
+        "kv_events_dropped_subscribers_total",
+        "Subscribers of KV events that were disconnected since they did not read",
+        |stats| stats.dropped_subscribers,
+    ),
+    (
+        "kv_events_overflows_total",
+        "Times that the prefix cache changed faster than KV events could be published, so that all blocks were published anew",
+        |stats| stats.overflows,
+    ),
+];
+
+fn kv_event_gauges(stats: kvevents::Stats) -> impl Iterator<Item = Gauge> {
+    KV_EVENTS.iter().map(move |(name, help, read)| Gauge {
+        name,
+        help,
+        label: None,
+        value: read(&stats) as f64,
+    })
+}
+
 /// All gauges that are available now.
 pub fn read(status: &Status, hardware: &Hardware) -> Vec<Gauge> {
     let snapshot = hardware.snapshot();
@@ -120,7 +155,15 @@ pub fn read(status: &Status, hardware: &Hardware) -> Vec<Gauge> {
     let bandwidth = hardware.bandwidth(status).into_iter().flat_map(bandwidth_gauges);
     let npus = snapshot.as_ref().map_or(&[][..], |snapshot| &snapshot.npus);
     let prefix_disk = hardware.prefix_disk().into_iter().flat_map(prefix_disk_gauges);
-    memory.into_iter().chain(bandwidth).chain(prefix_disk).chain(gpu_gauges).chain(npu_gauges(npus)).collect()
+    let kv_events = hardware.kv_events().into_iter().flat_map(kv_event_gauges);
+    memory
+        .into_iter()
+        .chain(bandwidth)
+        .chain(prefix_disk)
+        .chain(kv_events)
+        .chain(gpu_gauges)
+        .chain(npu_gauges(npus))
+        .collect()
 }
 
 #[cfg(test)]

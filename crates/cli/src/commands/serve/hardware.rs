@@ -4,6 +4,7 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock, atomic::AtomicBool};
 
 use engine::{PowerMeter, Status};
 use indrik::{HeapProbe, Model};
+use kvevents::Monitor;
 use model::{PrefixDisk, PrefixDiskStats};
 use server::stats::{BandwidthStats, DeviceStats, EnergyStats};
 use telemetry::{EnergyMeter, Sampler, Snapshot};
@@ -17,6 +18,7 @@ use crate::{energy, heaps::heap_stats};
 pub struct Hardware {
     loaded: Arc<RwLock<Option<Arc<Loaded>>>>,
     prefix_disk: Option<PrefixDisk>,
+    kv_events: Arc<OnceLock<Monitor>>,
 }
 
 /// What measures the GPU and the machine.
@@ -48,6 +50,16 @@ impl Hardware {
     /// The prefix cache on disk, if there is one.
     pub fn prefix_disk(&self) -> Option<PrefixDiskStats> {
         self.prefix_disk.as_ref().map(PrefixDisk::stats)
+    }
+
+    /// Takes over the counters of KV events.
+    pub fn set_kv_events(&self, monitor: Monitor) {
+        let _ = self.kv_events.set(monitor);
+    }
+
+    /// Counters of KV events, if they are published.
+    pub fn kv_events(&self) -> Option<kvevents::Stats> {
+        self.kv_events.get().map(Monitor::stats)
     }
 
     /// Takes over a loaded model's device.

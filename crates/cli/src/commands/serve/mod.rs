@@ -10,6 +10,7 @@
 mod controls;
 mod gauges;
 mod hardware;
+mod kv_events;
 mod load;
 mod notify;
 mod offer;
@@ -30,6 +31,7 @@ use std::{
 
 use anyhow::Context;
 use clap::{ArgMatches, Args};
+use kvevents::Publisher;
 use server::{Models, PoolOptions, Server};
 
 use crate::{
@@ -99,7 +101,12 @@ pub fn run(arguments: &Arguments, matches: &ArgMatches) -> anyhow::Result<ExitCo
     let max_body_bytes = config.max_body_bytes;
     let server = runtime.block_on(Server::bind(address, config, models));
     let server = server.map_err(|error| anyhow::anyhow!(bind_error(address, &error)))?;
-    let url = format!("http://{}", server.address()?);
+    let address = server.address()?;
+    let url = format!("http://{address}");
+    let publisher = kv_events::start(&loader.offer, first.as_ref(), address)?;
+    if let Some(publisher) = &publisher {
+        loader.hardware.set_kv_events(publisher.monitor());
+    }
     if let Some(model) = first {
         announce(format_args!("Loading {}; {url}/health is up.", model.id));
     }
@@ -111,7 +118,7 @@ pub fn run(arguments: &Arguments, matches: &ArgMatches) -> anyhow::Result<ExitCo
     let ready = async {
         models.preload().await?;
         notify::ready();
-        report_ready(&loader, &url, max_body_bytes, started, json);
+        report_ready(&loader, &url, max_body_bytes, started, publisher.as_ref(), json);
         Ok(())
     };
     let times = DrainTimes { linger: settings.drain_linger.0, timeout: settings.drain_timeout.0 };
@@ -149,7 +156,14 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Says that the server is ready, where, and with which settings.
-fn report_ready(loader: &Loader, url: &str, max_body_bytes: usize, started: Instant, json: bool) {
+fn report_ready(
+    loader: &Loader,
+    url: &str,
+    max_body_bytes: usize,
+    started: Instant,
+    publisher: Option<&Publisher>,
+    json: bool,
+) {
     let settings = loader.offer.settings();
     let report = loader.report.lock().unwrap_or_else(PoisonError::into_inner).take();
     let mut lines = vec![];
@@ -157,13 +171,19 @@ fn report_ready(loader: &Loader, url: &str, max_body_bytes: usize, started: Inst
         lines.push(format!("web UI   {url}/ in a browser: chat and dashboard"));
     }
     lines.extend(load::on_demand_line(loader));
+    lines.extend(publisher.map(kv_events::line));
     lines.extend(summary::settings_lines(settings, max_body_bytes));
+    lines.extend(publisher.and_then(kv_events::warning));
     lines.iter().for_each(|line| announce(format_args!("{line}")));
     let seconds = started.elapsed().as_secs_f64();
     let name = report.as_ref().map_or("The server", |report| report.model());
     announce(format_args!("{name} is ready at {url}/v1 after {seconds:.1} s."));
     if json {
         let report = report.unwrap_or_default().ready_at(url, seconds);
+        let report = match publisher {
+            Some(publisher) => report.with_kv_events(publisher),
+            None => report,
+        };
         let line = serde_json::to_string(&report).expect("a report serialises to JSON");
         // A closed standard output is no reason to stop serving.
         let _ = output::print(&(line + "\n"));

@@ -9,11 +9,11 @@ use std::{
 
 use checkpoint::ModelKind;
 use indrik::{EmbeddingFiles, EmbeddingOptions, ModelFiles, Options};
-use model::{ImageProcessor, PrefixDisk};
+use model::{ImageProcessor, PrefixDisk, pages::PageEventQueue};
 use server::{ModelDescription, ModelFacts};
 use store::{EntryKind, Store, StoreEntry};
 
-use super::settings::Settings;
+use super::{kv_events, settings::Settings};
 use crate::{
     commands::models,
     loading::{LoadArguments, ModelArguments},
@@ -36,6 +36,8 @@ pub struct Offer {
     descriptions: Mutex<HashMap<PathBuf, (Option<SystemTime>, MaybeDescription)>>,
     /// Of all models.
     pub prefix_disk: Option<PrefixDisk>,
+    /// Changes of the prefix cache of the only model, if they are published.
+    pub page_events: Option<PageEventQueue>,
 }
 
 /// Where a model is.
@@ -85,7 +87,10 @@ impl Offer {
         }
         let whole_store = named.is_empty() || settings.models.iter().any(|name| name == WHOLE_STORE);
         let prefix_disk = open_prefix_disk(&settings)?;
-        let offer = Offer { settings, named, whole_store, descriptions: Mutex::default(), prefix_disk };
+        let page_events = settings.kv_events.map(|_| PageEventQueue::new(kv_events::QUEUE));
+        let descriptions = Mutex::default();
+        let offer = Offer { settings, named, whole_store, descriptions, prefix_disk, page_events };
+        kv_events::check(&offer)?;
         if offer.named.is_empty() && offer.entries().is_empty() {
             anyhow::bail!(
                 "no model given, and the local store has none: use -m, INDRIK_MODEL or the key `model` of the settings \
@@ -264,6 +269,7 @@ impl Offer {
             kv_cache_tokens: tokens,
             prefix_cache: settings.prefix_cache,
             prefix_disk: self.prefix_disk.clone(),
+            page_events: self.page_events.clone(),
             step_timeout: settings.step_timeout.0,
             queue_capacity: settings.max_queue,
             serving: true,

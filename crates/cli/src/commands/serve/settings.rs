@@ -9,7 +9,7 @@ use anyhow::{Context, bail};
 use clap::{ArgMatches, Args, parser::ValueSource};
 use serde::Deserialize;
 
-use super::values::{MetricNames, Size, Time};
+use super::values::{MetricNames, Size, TcpAddress, Time};
 use crate::{loading::Kv, logging::LogFormat, speculate::Speculate, think::Think};
 
 /// A row of the settings table in the documentation.
@@ -193,6 +193,9 @@ settings! {
         memory_budget: Size, "memory-budget", "INDRIK_MEMORY_BUDGET", "the memory of the device", "Memory for all loaded models together, with their KV caches";
         unload_after: Time, "unload-after", "INDRIK_UNLOAD_AFTER", "never", "Time after its last request when a model is unloaded; otherwise only if another one needs its memory";
         otlp_endpoint: String, "otlp-endpoint", "INDRIK_OTLP_ENDPOINT", "none", "Base URL of an OpenTelemetry collector, such as http://127.0.0.1:4318; a span per request is sent to URL/v1/traces (OTLP over HTTP with JSON)";
+        kv_events: TcpAddress, "kv-events", "INDRIK_KV_EVENTS", "none", "Address for subscribers of KV events (ZeroMQ, vLLM's format), such as 127.0.0.1:5557: tells routers which prefixes are cached, and everyone who reaches it the tokens of prompts";
+        kv_events_replay: TcpAddress, "kv-events-replay", "INDRIK_KV_EVENTS_REPLAY", "none", "Address where routers that come late or missed KV events ask for them, such as 127.0.0.1:5558";
+        kv_events_topic: String, "kv-events-topic", "INDRIK_KV_EVENTS_TOPIC", "kv@HOST:PORT@MODEL", "Topic of KV events: kv@, the address by which the router knows this server, @, the model name";
         api_key_file: String, "api-key-file", "INDRIK_API_KEY_FILE", "none", "File of accepted API keys, one per line; # starts a comment";
     }
     lists {

@@ -2,6 +2,7 @@
 
 use gpu::format_bytes;
 use indrik::{EmbeddingModel, Model};
+use kvevents::Publisher;
 use serde::Serialize;
 
 use super::{settings::Settings, values::Size};
@@ -76,6 +77,10 @@ pub struct ReadyReport {
     pages: u32,
     load_seconds: f64,
     ready_seconds: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kv_events: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kv_events_replay: Option<String>,
 }
 
 impl ReadyReport {
@@ -92,6 +97,8 @@ impl ReadyReport {
             pages: capacity.pages,
             load_seconds: report.seconds,
             ready_seconds: 0.0,
+            kv_events: None,
+            kv_events_replay: None,
         }
     }
 
@@ -110,6 +117,16 @@ impl ReadyReport {
     /// The model.
     pub fn model(&self) -> &str {
         &self.model
+    }
+
+    /// Adds where KV events are published.
+    pub fn with_kv_events(self, publisher: &Publisher) -> Self {
+        let url = |address| format!("tcp://{address}");
+        Self {
+            kv_events: Some(url(publisher.events_address())),
+            kv_events_replay: publisher.replay_address().map(url),
+            ..self
+        }
     }
 
     /// Adds where the server listens, and the time from process start to readiness.

@@ -1,6 +1,11 @@
-//! Values of settings: sizes, durations, names of metrics.
+//! Values of settings: sizes, durations, names of metrics, addresses of sockets.
 
-use std::{fmt, str::FromStr, time::Duration};
+use std::{
+    fmt,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    str::FromStr,
+    time::Duration,
+};
 
 use clap::ValueEnum;
 use serde::{Deserialize, Deserializer, de};
@@ -101,6 +106,45 @@ impl fmt::Display for Time {
     }
 }
 
+/// The address of a socket as ZeroMQ writes it: `127.0.0.1:5557`, `tcp://*:5557`, or a port alone for this machine only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TcpAddress(pub SocketAddr);
+
+impl FromStr for TcpAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<TcpAddress, String> {
+        let invalid = || {
+            format!(
+                "'{text}' is not an address: use IP:PORT or tcp://IP:PORT, with * for all addresses of this machine"
+            )
+        };
+        let address = text.strip_prefix("tcp://").unwrap_or(text);
+        let (host, port) = address.rsplit_once(':').unwrap_or(("127.0.0.1", address));
+        let host = match host {
+            "*" => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+            "localhost" => IpAddr::V4(Ipv4Addr::LOCALHOST),
+            _ => match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
+                Some(host) => IpAddr::V6(host.parse::<Ipv6Addr>().map_err(|_| invalid())?),
+                None => IpAddr::V4(host.parse::<Ipv4Addr>().map_err(|_| invalid())?),
+            },
+        };
+        Ok(TcpAddress(SocketAddr::new(host, port.parse().map_err(|_| invalid())?)))
+    }
+}
+
+impl fmt::Display for TcpAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "tcp://{}", self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for TcpAddress {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<TcpAddress, D::Error> {
+        read(deserializer)
+    }
+}
+
 /// A TOML value: a bare number, or a string with a unit.
 #[derive(Deserialize)]
 #[serde(untagged)]
@@ -158,6 +202,34 @@ mod tests {
         }
         for invalid in ["", "0s", "-1s", "1.5s", "s", "9999999h", "3 weeks"] {
             assert!(invalid.parse::<Time>().is_err(), "{invalid}");
+        }
+    }
+
+    #[test]
+    fn addresses_are_those_of_zeromq() {
+        for (text, displayed) in [
+            ("127.0.0.1:5557", "tcp://127.0.0.1:5557"),
+            ("tcp://127.0.0.1:5557", "tcp://127.0.0.1:5557"),
+            ("5557", "tcp://127.0.0.1:5557"),
+            ("localhost:0", "tcp://127.0.0.1:0"),
+            ("tcp://*:5557", "tcp://0.0.0.0:5557"),
+            ("tcp://[::1]:5557", "tcp://[::1]:5557"),
+        ] {
+            assert_eq!(text.parse::<TcpAddress>().unwrap().to_string(), displayed, "{text}");
+        }
+        for invalid in [
+            "",
+            "*",
+            "tcp://",
+            "ipc:///tmp/x",
+            "inproc://x",
+            "a.example:1",
+            "1.2.3.4:",
+            "1.2.3.4:99999",
+            "::1:5557",
+            "udp://*:1",
+        ] {
+            assert!(invalid.parse::<TcpAddress>().is_err(), "{invalid}");
         }
     }
 }
