@@ -8,6 +8,7 @@ mod common;
 mod conversation;
 mod docs;
 mod embed;
+mod gateway;
 mod generate;
 mod hostile;
 mod hub;
