@@ -9,7 +9,7 @@ use serde::Deserialize;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Speculate {
-    /// Where it is expected to be faster and the output stays the same bit by bit; with --draft, like fastest
+    /// Where it is expected to be faster and the output stays the same bit by bit
     #[default]
     Auto,
     /// Never

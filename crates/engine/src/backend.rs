@@ -22,6 +22,8 @@ pub struct Capacity {
     pub max_chunks_per_step: u32,
     /// Maximum rows of a verify step; 1 if the backend verifies no drafts.
     pub max_verify_rows: u32,
+    /// Maximum sequences of a verify step: batches of more decode without drafts.
+    pub max_verify_sequences: u32,
     /// Whether it has a draft model.
     pub has_draft_model: bool,
     /// Maximum number of images per step; 0 if the model takes no images.

@@ -95,6 +95,7 @@ fn capacity(Runners { target: runner, draft }: &Runners) -> Capacity {
         pages: runner.cache().pages(),
         max_chunks_per_step: model::MAX_CHUNKS_PER_STEP as u32,
         max_verify_rows: runner.max_verify_rows() as u32,
+        max_verify_sequences: runner.max_verify_sequences(),
         has_draft_model: draft.is_some(),
         max_images_per_step: runner.encoder().map_or(0, ImageEncoder::max_images_per_step),
         prefix_cache: limits.prefix_cache,

@@ -80,6 +80,7 @@ impl Default for MockOptions {
                 pages: 4 * 256 / 8,
                 max_chunks_per_step: 3,
                 max_verify_rows: 1,
+                max_verify_sequences: u32::MAX,
                 has_draft_model: false,
                 max_images_per_step: 3,
                 prefix_cache: true,
@@ -576,7 +577,8 @@ impl Backend for MockBackend {
         batch: &mut [VerifyRows<'_, MockSequence>],
     ) -> Result<Vec<Vec<Sampled>>, BackendError> {
         let rows: usize = batch.iter().map(|rows| 1 + rows.drafts.len()).sum();
-        let Capacity { max_verify_rows, vocab_size, .. } = self.options.capacity;
+        let Capacity { max_verify_rows, max_verify_sequences, vocab_size, .. } = self.options.capacity;
+        assert!(batch.len() <= max_verify_sequences as usize, "{} sequences", batch.len());
         assert!(
             rows > batch.len() && rows <= max_verify_rows as usize,
             "{rows} rows of {} sequences",

@@ -1,7 +1,7 @@
 //! The draft model of a loaded model: whether it fits the target, and its place in memory.
 
 use gpu::{AdapterInfo, Device};
-use model::{DraftRunner, Limits, LoadOptions, Runner};
+use model::{DraftRunner, Limits, LoadOptions, Runner, VerifySteps};
 use text::Tokenizer;
 use weights::{
     blueprint::Blueprint,
@@ -136,7 +136,7 @@ impl<'a> DraftDemand<'a> {
             limits: self.limits,
             reproducible: false,
             row_invariant: false,
-            verifies: false,
+            verify: VerifySteps::None,
             samplings: &[],
             stream: stream::Options::default(),
             encoder: None,

@@ -14,7 +14,7 @@ use gpu::{AdapterInfo, Device, Tier};
 use kernels::matmul::tuning::{BUDGET, Turn};
 use model::{
     EncoderLimits, EncoderLoadOptions, Fingerprint, KvScheme, Limits, LoadOptions, PrefixDisk, Runner,
-    TuneMode, TuningReport, pages::PageEventQueue,
+    TuneMode, TuningReport, VerifySteps, pages::PageEventQueue,
 };
 use weights::{
     blueprint::Blueprint,
@@ -105,8 +105,9 @@ impl Default for Options {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Speculate {
     /// Where it is expected to be faster and the tokens are bit for bit those without drafts. That is the case with
-    /// [`Options::reproducible`], and on devices where such logits cost nothing: CPU drivers. With a draft model, like
-    /// [`Speculate::Fastest`] on other devices: loading one only pays if it drafts.
+    /// [`Options::reproducible`], on CPU drivers, and on GPUs while a single sequence decodes: verify steps then have the
+    /// kernels of a step of one row. Models with experts have no such kernels: they draft only with a draft model, and then
+    /// like [`Speculate::Fastest`].
     #[default]
     Auto,
     /// Never.
@@ -404,10 +405,13 @@ fn load_runner(
         limits,
         reproducible: options.reproducible,
         row_invariant,
-        verifies: match options.speculate {
-            Speculate::Auto => row_invariant || options.reproducible || options.draft.is_some(),
-            Speculate::Off => false,
-            Speculate::Fastest => true,
+        verify: match options.speculate {
+            Speculate::Off => VerifySteps::None,
+            Speculate::Fastest => VerifySteps::Fastest,
+            // These have one order of summation anyway.
+            Speculate::Auto if row_invariant || options.reproducible => VerifySteps::Fastest,
+            Speculate::Auto if options.draft.is_some() => VerifySteps::ExactOrFastest,
+            Speculate::Auto => VerifySteps::Exact,
         },
         samplings: &samplings,
         stream: stream::Options::default(),

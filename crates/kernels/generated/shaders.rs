@@ -118,7 +118,7 @@ pub mod attention_decode {
         /// Read and written by the shader.
         pub scratch: gpu::Address,
         /// `uint` in the shader.
-        pub qkv_stride: u32,
+        pub qkv_stride_and_part: u32,
         /// `uint` in the shader.
         pub table_stride: u32,
     }
@@ -142,7 +142,7 @@ pub mod attention_decode {
             writer.buffer(96, &self.o, gpu::Access::Write);
             writer.buffer(104, &self.o_scales, gpu::Access::Write);
             writer.buffer(112, &self.scratch, gpu::Access::ReadWrite);
-            writer.word(120, self.qkv_stride);
+            writer.word(120, self.qkv_stride_and_part);
             writer.word(124, self.table_stride);
         }
     }
@@ -1757,6 +1757,8 @@ pub mod gemv {
         pub residual_scaled: bool,
         /// `PAIRS_PER_Y`: `uint`, constant 16.
         pub pairs_per_y: u32,
+        /// `SPLIT_QUADS`: `uint`, constant 17.
+        pub split_quads: u32,
     }
 
     impl Default for Constants {
@@ -1779,6 +1781,7 @@ pub mod gemv {
                 pairs_per_x: 0,
                 residual_scaled: false,
                 pairs_per_y: 0,
+                split_quads: 0,
             }
         }
     }
@@ -1803,6 +1806,7 @@ pub mod gemv {
                 self.pairs_per_x,
                 u32::from(self.residual_scaled),
                 self.pairs_per_y,
+                self.split_quads,
             ]
         }
     }
@@ -1812,7 +1816,7 @@ pub mod gemv {
         name: "gemv.t0",
         spirv: include_bytes!("gemv.t0.spv"),
         push_size: 128,
-        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16],
+        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 
@@ -1821,12 +1825,121 @@ pub mod gemv {
         name: "gemv.t1",
         spirv: include_bytes!("gemv.t1.spv"),
         push_size: 128,
-        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16],
+        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 
     /// All tiers of `gemv.comp`, lowest first.
     pub static TIERS: &[(u32, &gpu::Shader)] = &[(0, &T0), (1, &T1)];
+}
+
+/// Generated from `src/matmul/gemv_norm/gemv_norm.comp`.
+pub mod gemv_norm {
+    /// Push constants of `gemv_norm.comp`.
+    #[derive(Clone, Debug)]
+    pub struct Push {
+        /// Written by the shader.
+        pub y: gpu::Address,
+        /// Written by the shader.
+        pub y_scales: gpu::Address,
+        /// Written by the shader.
+        pub factors: gpu::Address,
+        /// Read by the shader.
+        pub residual: gpu::Address,
+        /// Read by the shader.
+        pub sublayer: gpu::Address,
+        /// Read by the shader.
+        pub post_weight: gpu::Address,
+        /// Read by the shader.
+        pub weight: gpu::Address,
+        /// Written by the shader.
+        pub stream: gpu::Address,
+        /// Read by the shader.
+        pub experts: gpu::Address,
+        /// `uint` in the shader.
+        pub k: u32,
+        /// `float` in the shader.
+        pub epsilon: f32,
+        /// `uint` in the shader.
+        pub writes_stream: u32,
+        /// `uint` in the shader.
+        pub rows: u32,
+    }
+
+    impl gpu::PushConstants for Push {
+        const SIZE: u32 = 88;
+
+        fn encode(&self, writer: &mut gpu::PushWriter) {
+            writer.buffer(0, &self.y, gpu::Access::Write);
+            writer.buffer(8, &self.y_scales, gpu::Access::Write);
+            writer.buffer(16, &self.factors, gpu::Access::Write);
+            writer.buffer(24, &self.residual, gpu::Access::Read);
+            writer.buffer(32, &self.sublayer, gpu::Access::Read);
+            writer.buffer(40, &self.post_weight, gpu::Access::Read);
+            writer.buffer(48, &self.weight, gpu::Access::Read);
+            writer.buffer(56, &self.stream, gpu::Access::Write);
+            writer.buffer(64, &self.experts, gpu::Access::Read);
+            writer.word(72, self.k);
+            writer.word(76, self.epsilon.to_bits());
+            writer.word(80, self.writes_stream);
+            writer.word(84, self.rows);
+        }
+    }
+
+    /// Specialisation constants of `gemv_norm.comp`.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub struct Constants {
+        /// `THREADS`: `uint`, constant 0.
+        pub threads: u32,
+        /// `SHARED_X_QUADS`: `uint`, constant 1.
+        pub shared_x_quads: u32,
+        /// `PROLOGUE`: `uint`, constant 2.
+        pub prologue: u32,
+        /// `SUBLAYER_PARTIALS`: `uint`, constant 3.
+        pub sublayer_partials: u32,
+        /// `WIDE_SUBGROUPS`: `bool`, constant 4.
+        pub wide_subgroups: bool,
+        /// `RESIDUAL_SCALED`: `bool`, constant 5.
+        pub residual_scaled: bool,
+    }
+
+    impl Default for Constants {
+        fn default() -> Self {
+            Self {
+                threads: 256,
+                shared_x_quads: 1,
+                prologue: 1,
+                sublayer_partials: 1,
+                wide_subgroups: false,
+                residual_scaled: false,
+            }
+        }
+    }
+
+    impl gpu::SpecConstants for Constants {
+        fn values(&self) -> Vec<u32> {
+            vec![
+                self.threads,
+                self.shared_x_quads,
+                self.prologue,
+                self.sublayer_partials,
+                u32::from(self.wide_subgroups),
+                u32::from(self.residual_scaled),
+            ]
+        }
+    }
+
+    /// `gemv_norm.comp` at tier T1.
+    pub static T1: gpu::Shader = gpu::Shader {
+        name: "gemv_norm.t1",
+        spirv: include_bytes!("gemv_norm.t1.spv"),
+        push_size: 88,
+        constant_ids: &[0, 1, 2, 3, 4, 5],
+        local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
+    };
+
+    /// All tiers of `gemv_norm.comp`, lowest first.
+    pub static TIERS: &[(u32, &gpu::Shader)] = &[(1, &T1)];
 }
 
 /// Generated from `src/grid_positions/grid_positions.comp`.

@@ -120,6 +120,7 @@ pub static ALL: &[&Kernel] = &[
     &matmul::gated::KERNEL,
     &matmul::gemm::KERNEL,
     &matmul::gemv::KERNEL,
+    &matmul::gemv_norm::KERNEL,
     &matmul::prefetch::KERNEL,
     &matmul::quantize_rows::KERNEL,
     &norm::KERNEL,

@@ -19,6 +19,8 @@ use weights::{
     stream::{Control, Options, Stats},
 };
 
+#[cfg(doc)]
+use crate::Runner;
 use crate::{MAX_VERIFY_ROWS, Result, frequencies, pacer::MatrixSizes, tune::TunedPlans};
 
 /// The units that multiply f16 activations.
@@ -47,6 +49,17 @@ impl MatrixUnits {
             MatrixUnits::Emulated => flash::policy::emulated(caps, shape),
         }
     }
+}
+
+/// Why the rows of a verify step cannot get the bits of single decode steps from their kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoExactVerify {
+    /// Products over experts are planned for all rows together.
+    #[error("the model has experts, whose products add up in another order for several rows")]
+    Experts,
+    /// The device lacks packed dot products or shared memory, or has attention in several dispatches.
+    #[error("the device lacks kernels that add up in the same order for one row and for several")]
+    Device,
 }
 
 /// A model in GPU memory, ready to run.
@@ -211,6 +224,15 @@ impl Model {
     pub fn with_row_invariant(mut self, row_invariant: bool) -> Self {
         self.row_invariant = row_invariant;
         self
+    }
+
+    /// Whether verify steps on this device can have the kernels of a single row: see [`Runner::with_exact_verify`].
+    pub fn check_exact_verify(&self) -> std::result::Result<(), NoExactVerify> {
+        if self.experts().is_some() {
+            return Err(NoExactVerify::Experts);
+        }
+        let equal_sums = gemv::policy::has_equal_sums(self.device.caps());
+        if equal_sums && self.attends_in_one_dispatch(1) { Ok(()) } else { Err(NoExactVerify::Device) }
     }
 
     /// Whether row-invariant logits cost nothing on a device: a CPU driver has one kernel for any number of rows. On a GPU

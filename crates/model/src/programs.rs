@@ -114,10 +114,10 @@ fn segments(pacer: &Pacer, key: ProgramKey, context_length: u32) -> Vec<Range<us
 #[derive(Default)]
 pub(crate) struct ProgramCache {
     programs: HashMap<ProgramKey, RecordedStep>,
-    /// By bucket.
-    scratch: BTreeMap<usize, Scratch>,
-    /// By output rows.
-    outputs: BTreeMap<usize, Outputs>,
+    /// By bucket and the number of rows for which kernels are chosen.
+    scratch: BTreeMap<(usize, usize), Scratch>,
+    /// By output rows, and the number of rows for which their kernels are chosen.
+    outputs: BTreeMap<(usize, usize), Outputs>,
     kv_splits: KvSplits,
     /// The program that is being recorded ahead of its first use.
     ahead: Option<UnsealedStep>,
@@ -137,7 +137,7 @@ impl ProgramCache {
 
     /// The logits of steps with [`Output::Logits`].
     pub fn logits(&self, rows: usize) -> &Buffer {
-        &self.outputs[&rows].logits
+        &self.outputs[&(rows, rows)].logits
     }
 
     /// Discards all programs.
@@ -369,7 +369,8 @@ impl ProgramCache {
     /// Distinct experts that the rows of the last decode step of this many rows selected in the last layer; `None` for
     /// models without experts, and before such a step.
     pub fn distinct_experts(&self, model: &Model, rows: usize) -> Result<Option<u32>> {
-        let (Some(experts), Some(scratch)) = (model.experts(), self.scratch.get(&bucket(rows))) else {
+        let key = (bucket(rows), bucket(rows));
+        let (Some(experts), Some(scratch)) = (model.experts(), self.scratch.get(&key)) else {
             return Ok(None);
         };
         let pairs = rows * experts.per_token as usize;
@@ -379,15 +380,16 @@ impl ProgramCache {
     /// Allocates the buffers that a program uses.
     pub fn allocate(&mut self, sources: &mut Sources<'_>, key: ProgramKey) -> Result<()> {
         let model = sources.model;
-        if let Entry::Vacant(entry) = self.scratch.entry(key.bucket) {
-            entry.insert(Scratch::new(model, key.bucket)?);
+        let kernel_rows = key.kernel_rows();
+        if let Entry::Vacant(entry) = self.scratch.entry((key.bucket, kernel_rows)) {
+            entry.insert(Scratch::new(model, key.bucket, kernel_rows)?);
         }
         self.kv_splits.prepare(model, sources.cache.limits(), key.batch, key.bucket)?;
         let output_rows = key.output.rows();
         if output_rows > 0
-            && let Entry::Vacant(entry) = self.outputs.entry(output_rows)
+            && let Entry::Vacant(entry) = self.outputs.entry((output_rows, key.output_kernel_rows()))
         {
-            entry.insert(Outputs::new(model, output_rows)?);
+            entry.insert(Outputs::new(model, output_rows, key.output_kernel_rows())?);
         }
         sources.sampler.prepare(key.features, key.output.samples())
     }
@@ -420,12 +422,12 @@ impl ProgramCache {
         recorder: &mut Recorder,
     ) -> Result<()> {
         let Sources { model, cache, state, sampler, soft_tokens, .. } = sources;
-        let outputs = self.outputs.get(&key.output.rows());
+        let outputs = self.outputs.get(&(key.output.rows(), key.output_kernel_rows()));
         let buffers = StepBuffers {
             model,
             cache,
             state,
-            scratch: &self.scratch[&key.bucket],
+            scratch: &self.scratch[&(key.bucket, key.kernel_rows())],
             kv_splits: &self.kv_splits,
             outputs,
             soft_tokens: *soft_tokens,

@@ -32,7 +32,7 @@ use crate::{
     step,
 };
 
-pub use load::{EncoderLoadOptions, LoadOptions};
+pub use load::{EncoderLoadOptions, LoadOptions, VerifySteps};
 pub use verify::MAX_VERIFY_ROWS;
 
 /// Totals since a runner was created.
@@ -78,6 +78,8 @@ pub struct Runner {
     substitutes: bool,
     /// Whether the programs of verify steps are recorded ahead of their use.
     verifies: bool,
+    /// Whether verify steps have the kernels of a single row.
+    exact_verify: bool,
     pacer: Pacer,
     step_timeout: Duration,
     steps: u64,
@@ -102,6 +104,7 @@ impl Runner {
             compiled_ahead: vec![],
             substitutes: false,
             verifies: false,
+            exact_verify: false,
             pacer: Pacer::new(estimator),
             step_timeout: TIMEOUT,
             steps: 0,
@@ -306,7 +309,12 @@ impl Runner {
             }
             keys.others.extend(buckets(max_sequences).skip(1).map(|rows| key(rows, 0, rows)));
             if self.verifies {
-                keys.others.extend(buckets(self.max_verify_rows()).skip(1).map(|rows| key(0, rows, rows)));
+                let exact = self.exact_verify;
+                let verify = |rows: usize| match exact {
+                    true => ProgramKey::exact_verify(rows, features),
+                    false => key(0, rows, rows),
+                };
+                keys.others.extend(buckets(self.max_verify_rows()).skip(1).map(verify));
             }
             if limits.max_sequences > 1 {
                 for rows in buckets(max_chunk).filter(|rows| *rows > 2) {

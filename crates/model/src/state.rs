@@ -53,6 +53,9 @@ impl RowCounts {
 pub(crate) enum Batch {
     /// Decode rows: each of another sequence, at any position.
     Decode,
+    /// Rows of a verify step that must get the bits that each would get in a decode step of its own: at any position of any
+    /// sequence, also behind each other.
+    Verify,
     /// Rows of prefill chunks: consecutive positions of one sequence per chunk.
     Prefill,
     /// At most `decode` decode rows, then the rows of prefill chunks of other sequences. Where the chunks

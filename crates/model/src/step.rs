@@ -14,7 +14,8 @@ use kernels::{
     Vectors,
     embed::{self, Embed},
     matmul::{
-        gemv::{self, Sublayer},
+        gemv::{self, Sublayer, policy::Prologue},
+        gemv_norm::GemvNorm,
         tuning::{Input, Product},
     },
     norm::{self, Fusion, Norm},
@@ -97,6 +98,8 @@ pub(crate) struct Step<'a> {
     recorder: &'a mut Recorder,
     /// The norm that the next product computes as its prologue.
     pending_norm: Option<gemv::Norm>,
+    /// That prologue, where the norm is computed already because the rows are too many.
+    computed_norm: Option<Prologue>,
     /// The weight of the norm that the next router computes, after adding the last block to the residual stream.
     pending_router_norm: Option<View>,
     /// Whether the residual stream is in the second buffer.
@@ -114,6 +117,7 @@ impl<'a> Step<'a> {
             batch,
             recorder,
             pending_norm: None,
+            computed_norm: None,
             pending_router_norm: None,
             swapped: false,
             block: BlockOutput::partial_sums(1),
@@ -164,7 +168,7 @@ impl<'a> Step<'a> {
             return;
         }
         let LayerSpec { feed_forward, per_layer_width, .. } = model.config.layer(layer - 1);
-        let sums = |id| BlockOutput::partial_sums(partial_sums(model, scratch.rows, id));
+        let sums = |id| BlockOutput::partial_sums(partial_sums(model, scratch.kernel_rows, id));
         self.block = match feed_forward {
             _ if per_layer_width.is_some() => sums(MatrixId::PerLayerOutput(layer - 1)),
             FeedForward::Dense(_) => sums(MatrixId::Down(layer - 1)),
@@ -221,7 +225,9 @@ impl<'a> Step<'a> {
     fn embed_images(&mut self) -> Result<()> {
         let StepBuffers { model, state, scratch, soft_tokens, .. } = self.buffers;
         // A decode row is never an image's.
-        let Some(cache) = soft_tokens.filter(|_| self.batch != Batch::Decode) else { return Ok(()) };
+        let Some(cache) = soft_tokens.filter(|_| !matches!(self.batch, Batch::Decode | Batch::Verify)) else {
+            return Ok(());
+        };
         let operands = soft_tokens::Operands {
             soft: cache.buffer().view(),
             active: state.active.clone(),
@@ -250,8 +256,8 @@ impl<'a> Step<'a> {
             let (residual, _) = self.residual();
             let epsilon = model.config.rms_norm_eps;
             let rows = scratch.rows;
-            self.pending_norm = Some(gemv::Norm { rows, sublayer: None, residual, weight, epsilon });
-            return Ok(());
+            let norm = gemv::Norm { rows, sublayer: None, residual, weight, epsilon };
+            return self.norm_rows(norm, &scratch.normed);
         }
         self.norm_into(weight, &scratch.normed)
     }
@@ -287,7 +293,7 @@ impl<'a> Step<'a> {
     pub fn add_and_norm(&mut self, end: BlockEnd, weight: View) -> Result<()> {
         let StepBuffers { state, scratch, .. } = self.buffers;
         if scratch.own_norm {
-            return self.norm_in_next_product(end, weight);
+            return self.add_and_norm_all(end, weight, &scratch.normed);
         }
         let rows = NormedRows { active: state.active.clone(), rows: None, y: &scratch.normed };
         self.add_and_norm_rows(end, weight, rows)
@@ -307,9 +313,10 @@ impl<'a> Step<'a> {
         let StepBuffers { state, scratch, outputs, .. } = self.buffers;
         let Some(outputs) = outputs else { return Ok(()) };
         // Of decode rows, all are output rows, in this order.
-        let all = scratch.rows == 1 || self.batch == Batch::Decode && outputs.normed.columns == scratch.rows;
+        let in_order = matches!(self.batch, Batch::Decode | Batch::Verify);
+        let all = scratch.rows == 1 || in_order && outputs.normed.columns == scratch.rows;
         if scratch.own_norm && all {
-            return self.norm_in_next_product(end, weight);
+            return self.add_and_norm_all(end, weight, &outputs.normed);
         }
         let active = state.outputs.view();
         let rows = NormedRows { active, rows: Some(state.output_rows.view()), y: &outputs.normed };
@@ -356,7 +363,8 @@ impl<'a> Step<'a> {
         self.buffers.model.layer_scale(end.layer).filter(|_| end.ends_layer)
     }
 
-    fn norm_in_next_product(&mut self, end: BlockEnd, weight: View) -> Result<()> {
+    /// The same for all rows, by the next product where it computes its own norm.
+    fn add_and_norm_all(&mut self, end: BlockEnd, weight: View, y: &Vectors) -> Result<()> {
         let StepBuffers { model, scratch, .. } = self.buffers;
         let (residual, stream) = self.residual();
         let sublayer = Sublayer {
@@ -367,9 +375,36 @@ impl<'a> Step<'a> {
         };
         let epsilon = model.config.rms_norm_eps;
         let (rows, sublayer) = (scratch.rows, Some(sublayer));
-        self.pending_norm = Some(gemv::Norm { rows, sublayer, residual, weight, epsilon });
+        self.norm_rows(gemv::Norm { rows, sublayer, residual, weight, epsilon }, y)?;
         self.swapped = !self.swapped;
         Ok(())
+    }
+
+    /// Leaves a norm to the next product or, where it has too many rows for that, computes it: y = norm, without the factors
+    /// of rows.
+    fn norm_rows(&mut self, norm: gemv::Norm, y: &Vectors) -> Result<()> {
+        let StepBuffers { model, scratch, .. } = self.buffers;
+        let Some(factors) = &scratch.norm_factors else {
+            self.pending_norm = Some(norm);
+            return Ok(());
+        };
+        let prologue = self.prologue(&norm);
+        let kernel = GemvNorm::new(&model.device, prologue, model.config.hidden as usize)?;
+        kernel.record(self.recorder, "norm", &norm, y, &factors.view())?;
+        self.computed_norm = Some(prologue);
+        Ok(())
+    }
+
+    /// The prologue that computes a norm.
+    fn prologue(&self, norm: &gemv::Norm) -> Prologue {
+        match &norm.sublayer {
+            None => Prologue::Norm,
+            Some(sublayer) => Prologue::AddAndNorm {
+                partials: self.block.partials,
+                post_norm: sublayer.weight.is_some(),
+                scaled: sublayer.residual_scale.is_some(),
+            },
+        }
     }
 
     /// logits = cap · tanh(logits / cap), where the model has a cap.
@@ -390,6 +425,9 @@ impl<'a> Step<'a> {
 
     /// The normed rows, or the pending norm that makes them.
     fn normed_or(&mut self, normed: &'a Vectors) -> Input<'a> {
-        self.pending_norm.take().map_or(Input::Vectors(normed), Input::Norm)
+        match (self.computed_norm.take(), &self.buffers.scratch.norm_factors) {
+            (Some(prologue), Some(factors)) => Input::Normed { x: normed, factors: factors.view(), prologue },
+            _ => self.pending_norm.take().map_or(Input::Vectors(normed), Input::Norm),
+        }
     }
 }

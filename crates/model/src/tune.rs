@@ -113,7 +113,7 @@ impl Model {
         let cache = KvCache::new(&self.device, &self.config, limits)?;
         let mut arenas = HostArenas::new(&self.device);
         let state = StepState::new(&mut arenas, limits.max_sequences, self.attention_variants().len())?;
-        let (scratch, outputs) = (Scratch::new(self, rows)?, Outputs::new(self, rows)?);
+        let (scratch, outputs) = (Scratch::new(self, rows, rows)?, Outputs::new(self, rows, rows)?);
         let mut kv_splits = KvSplits::default();
         kv_splits.prepare(self, limits, Batch::Decode, rows)?;
         // Everything but products is recorded here; never sealed, the recorder compiles nothing.

@@ -57,9 +57,11 @@ impl<B: Backend> Scheduler<B> {
 
     /// The step times by which drafts are chosen; `None` where it is not worth looking for any.
     fn times_for_drafts(&self, selected: &[bool]) -> Option<StepTimes> {
-        let max_rows = self.shared.capacity.max_verify_rows as usize;
+        let Capacity { max_verify_rows, max_verify_sequences, .. } = self.shared.capacity;
+        let (max_rows, max_sequences) = (max_verify_rows as usize, max_verify_sequences as usize);
         let sequences = selected.iter().filter(|is| **is).count();
-        if !self.shared.options.speculate || sequences >= max_rows || self.trials.are_paused() {
+        let is_possible = self.shared.options.speculate && sequences < max_rows && sequences <= max_sequences;
+        if !is_possible || self.trials.are_paused() {
             return None;
         }
         let seconds = |rows: usize| self.backend.step_time(rows).map(|time| time.as_secs_f64());

@@ -3,6 +3,7 @@
 //! | module | used for |
 //! |---|---|
 //! | [`gemv`] | up to 8 columns (decode) |
+//! | [`gemv_norm`] | the norm before them, where it is not their prologue |
 //! | [`gemm`] | more columns, on any device |
 //! | [`coopmat`] | more columns, on cooperative matrices |
 //! | [`gated`] | GeGLU or SwiGLU of a gate and an up product that were computed separately |
@@ -17,6 +18,7 @@ pub mod coopmat;
 pub mod gated;
 pub mod gemm;
 pub mod gemv;
+pub mod gemv_norm;
 pub mod prefetch;
 pub mod quantize_rows;
 pub mod tuning;

@@ -38,6 +38,8 @@ fn attend(step: &mut Step<'_>, layer: u32, attention: &Attention) -> Result<()> 
     let layer = Layer { buffers, attention, number: layer };
     match step.batch() {
         Batch::Decode => layer.decode(step.recorder(), rows),
+        // The kernel of a single row, which attends in one dispatch, for rows that attend to each other.
+        Batch::Verify => layer.attend_in_one_dispatch(step.recorder(), rows),
         Batch::Prefill => layer.prefill(step.recorder(), rows <= FEW_ROWS),
         // Different rows of the same buffers, and different pages. Prefill takes a level more; decode rows
         // use the compute units that it leaves idle.
@@ -112,8 +114,8 @@ impl Layer<'_> {
 
     fn shape(&self) -> decode::Shape {
         let StepBuffers { model, cache, scratch, .. } = self.buffers;
-        let output = model.activations(scratch.rows);
-        let partials = partial_sums(model, scratch.rows, MatrixId::Qkv(self.number));
+        let output = model.activations(scratch.kernel_rows);
+        let partials = partial_sums(model, scratch.kernel_rows, MatrixId::Qkv(self.number));
         decode::Shape { partials, ..attention_shape(model, cache.limits(), self.attention, output) }
     }
 
@@ -139,9 +141,14 @@ impl Layer<'_> {
             scratch: kv_splits.get(SplitRows::Decode(rows)),
             groups: (rows >= WORKGROUPS_MIN_ROWS).then(|| state.attention_workgroups(variant)),
         };
-        let plan = decode::policy::plan_for_rows(model.device.caps(), &shape, rows as u32);
+        let kernel_rows = if rows == scratch.rows { scratch.kernel_rows } else { rows };
+        let plan = decode::policy::plan_for_rows(model.device.caps(), &shape, kernel_rows as u32);
         let kernel = DecodeAttention::with_plan(&model.device, shape, plan)?;
-        Ok(kernel.record(recorder, "attention", rows as u32, &operands)?)
+        match kernel_rows == rows {
+            true => kernel.record(recorder, "attention", rows as u32, &operands)?,
+            false => kernel.record_dependent(recorder, "attention", rows as u32, &operands)?,
+        }
+        Ok(())
     }
 
     /// The norm of query or key heads; `None` if the layer has no such norm.

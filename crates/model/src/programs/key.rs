@@ -52,10 +52,26 @@ impl ProgramKey {
         Self { bucket: bucket(counts.total()), batch: Batch::new(counts), output, features }
     }
 
+    /// A verify step of this many rows whose kernels are those of a single row.
+    pub fn exact_verify(rows: usize, features: Features) -> Self {
+        let bucket = bucket(rows);
+        Self { bucket, batch: Batch::Verify, output: Output::Sample { rows: bucket }, features }
+    }
+
+    /// The number of rows for which kernels are chosen.
+    pub fn kernel_rows(self) -> usize {
+        if self.batch == Batch::Verify { 1 } else { self.bucket }
+    }
+
+    /// The same for the head, which takes the output rows only.
+    pub fn output_kernel_rows(self) -> usize {
+        if self.batch == Batch::Verify { 1 } else { self.output.rows() }
+    }
+
     /// The largest step with this key, every row at the end of the context.
     pub fn max_extent(self, context_length: u32) -> StepExtent {
         let counts = match self.batch {
-            Batch::Decode => RowCounts { decode: self.bucket, prefill: 0 },
+            Batch::Decode | Batch::Verify => RowCounts { decode: self.bucket, prefill: 0 },
             Batch::Prefill => RowCounts { decode: 0, prefill: self.bucket },
             Batch::Mixed { decode, .. } => {
                 let decode = decode.min(self.bucket - 2);
@@ -65,9 +81,9 @@ impl ProgramKey {
         StepExtent::uniform(counts, context_length, self.output.rows())
     }
 
-    /// Whether its products may have tuned plans: those of one and two rows are tuned.
+    /// Whether its products may have tuned plans, or depend on some: those of one and two rows are tuned.
     pub fn uses_tuned_plans(self) -> bool {
-        self.bucket <= TUNED_ROWS
+        self.kernel_rows() <= TUNED_ROWS
     }
 
     /// Whether the step writes the next step's rows in place of its own, so that it can be repeated.
@@ -95,7 +111,7 @@ impl RowCounts {
     /// The bucket that the decode rows of a step are recorded for.
     pub fn decode_bucket(self) -> usize {
         match Batch::new(self) {
-            Batch::Decode => bucket(self.decode),
+            Batch::Decode | Batch::Verify => bucket(self.decode),
             Batch::Prefill => 0,
             Batch::Mixed { decode, .. } => decode,
         }

@@ -27,8 +27,8 @@ pub struct LoadOptions<'a> {
     pub reproducible: bool,
     /// Whether logits of few rows are row-invariant: see [`Model::with_row_invariant`].
     pub row_invariant: bool,
-    /// Whether drafts will be verified, so that the programs of verify steps are recorded ahead.
-    pub verifies: bool,
+    /// Whether and how drafts will be verified.
+    pub verify: VerifySteps,
     /// If not empty, the pipelines of [`Runner::prepare_first_requests`] with these samplings are compiled while the
     /// weights are read.
     pub samplings: &'a [Sampling],
@@ -36,6 +36,20 @@ pub struct LoadOptions<'a> {
     pub stream: Options,
     /// The image encoder, if it is to be loaded too.
     pub encoder: Option<EncoderLoadOptions<'a>>,
+}
+
+/// Whether drafts will be verified, so that the programs of verify steps are recorded ahead, and with which kernels.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum VerifySteps {
+    /// No drafts.
+    #[default]
+    None,
+    /// The fastest kernels for each number of rows.
+    Fastest,
+    /// Those of single decode steps ([`Runner::with_exact_verify`]); no drafts where there are none.
+    Exact,
+    /// The same; the fastest where there are none.
+    ExactOrFastest,
 }
 
 /// How an image encoder is loaded.
@@ -61,7 +75,7 @@ impl Runner {
             limits,
             reproducible,
             row_invariant,
-            verifies,
+            verify,
             samplings,
             stream,
             encoder,
@@ -71,7 +85,17 @@ impl Runner {
         let model = model.with_reproducible(*reproducible).with_row_invariant(*row_invariant);
         let model = Arc::new(model);
         let mut runner = Runner::new(model.clone(), *limits)?;
-        runner.verifies = *verifies;
+        if let VerifySteps::Exact | VerifySteps::ExactOrFastest = verify {
+            runner = runner.with_exact_verify();
+        }
+        runner.verifies = match verify {
+            VerifySteps::None => false,
+            VerifySteps::Exact => runner.exact_verify,
+            VerifySteps::Fastest | VerifySteps::ExactOrFastest => true,
+        };
+        if let (VerifySteps::Exact, Err(reason)) = (verify, model.check_exact_verify()) {
+            tracing::info!(%reason, "no drafts: they would change the rounding of tokens");
+        }
         let vision = encoder.as_ref().map(|options| VisionBlueprint::new(options.vision)).transpose()?;
         if let (Some(blueprint), Some(encoder)) = (&vision, encoder) {
             let soft_tokens = encoder.vision.config.max_soft_tokens();

@@ -8,11 +8,13 @@ use std::time::Duration;
 use kernels::matmul::gemv;
 
 use super::Runner;
+#[cfg(doc)]
+use crate::Model;
 use crate::{
     Error, Result, Sampled, VerifyRows,
     bucket::bucket,
     pacer::StepExtent,
-    programs::Output,
+    programs::{Output, ProgramKey},
     sampling::RowSampling,
     state::{Row, RowCounts},
 };
@@ -22,6 +24,20 @@ use crate::{
 pub const MAX_VERIFY_ROWS: usize = gemv::MAX_COLUMNS;
 
 impl Runner {
+    /// Makes verify steps use the kernels of a decode step of one row, for as many rows as there are: each row gets the bits
+    /// that it gets by itself. Batches of several sequences keep the fastest kernels, which round differently. Changes
+    /// nothing where [`Model::check_exact_verify`] fails.
+    pub fn with_exact_verify(mut self) -> Self {
+        self.exact_verify = self.model.check_exact_verify().is_ok();
+        self
+    }
+
+    /// Whether the rows of verify steps get the bits of single decode steps because they have their kernels. With
+    /// row-invariant and batch-invariant logits they do so anyway.
+    pub fn has_exact_verify(&self) -> bool {
+        self.exact_verify
+    }
+
     /// Whether it was loaded to verify drafts.
     pub fn verifies(&self) -> bool {
         self.verifies
@@ -33,6 +49,12 @@ impl Runner {
         MAX_VERIFY_ROWS.min(self.cache.limits().prefill_chunk as usize)
     }
 
+    /// Maximum sequences of [`Runner::verify`] whose tokens are those of [`Runner::decode`], if drafts must not change any:
+    /// exact verify steps have the kernels of a single row, and batches have others.
+    pub fn max_verify_sequences(&self) -> u32 {
+        if self.exact_verify { 1 } else { self.max_sequences() }
+    }
+
     /// Time of a decode or verify step of this many rows, by the latest of them; `None` before it was measured.
     pub fn step_time(&self, rows: usize) -> Option<Duration> {
         self.pacer.step_time(rows)
@@ -42,7 +64,8 @@ impl Runner {
     /// accepted draft: at least one, and one more than there are accepted drafts. The last of them is not in the KV cache
     /// yet, and neither are rejected drafts.
     ///
-    /// They are the tokens that [`Runner::decode`] samples one by one: bit for bit where the model is row-invariant
+    /// They are the tokens that [`Runner::decode`] samples one by one: bit for bit where the model has exact verify steps
+    /// ([`Runner::with_exact_verify`]) or is row-invariant
     /// ([`Model::with_row_invariant`](crate::Model::with_row_invariant)), which it always is on CPU drivers. On an error
     /// no sequence advances.
     pub fn verify(&mut self, batch: &mut [VerifyRows<'_>]) -> Result<Vec<Vec<Sampled>>> {
@@ -62,10 +85,15 @@ impl Runner {
         }
         let samplings: Vec<RowSampling<'_>> =
             order.iter().flat_map(|index| row_samplings(&batch[*index])).collect();
-        let counts = RowCounts::new(decode, rows.len() - decode);
+        let exact = self.exact_verify && rows.len() > 1;
+        let counts = match exact {
+            true => RowCounts::new(rows.len(), 0),
+            false => RowCounts::new(decode, rows.len() - decode),
+        };
         let output = Output::Sample { rows: bucket(rows.len()) };
         let output_rows: Vec<u32> = (0..rows.len() as u32).collect();
         let key = self.key(counts, output, &samplings);
+        let key = if exact { ProgramKey::exact_verify(rows.len(), key.features) } else { key };
         self.prepare_programs(&[key])?;
         self.write_inputs(&rows, counts, 1, output, &output_rows, &samplings)?;
         let extent = StepExtent::new(&rows, counts, output.rows());

@@ -96,7 +96,7 @@ impl KvSplits {
     /// Allocates the scratch memory of a bucket's steps, unless it exists.
     pub fn prepare(&mut self, model: &Model, limits: Limits, batch: Batch, bucket: usize) -> Result<()> {
         let (decode, few_prefill) = match batch {
-            Batch::Decode => (Some(bucket), false),
+            Batch::Decode | Batch::Verify => (Some(bucket), false),
             Batch::Prefill => (None, bucket <= FEW_ROWS),
             Batch::Mixed { decode, few } => (Some(decode), few),
         };

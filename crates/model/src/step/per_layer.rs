@@ -31,12 +31,13 @@ pub(crate) struct PerLayerScratch {
 }
 
 impl PerLayerScratch {
-    /// For a model's per-layer embeddings, where it has them. `rows` is the number of rows of a step.
-    pub fn new(model: &Model, arena: &mut Arena, rows: usize) -> Result<Option<Self>> {
+    /// For a model's per-layer embeddings, where it has them. `rows` is the number of rows of a step, `kernel_rows` as in
+    /// [`Scratch::new`](super::Scratch::new).
+    pub fn new(model: &Model, arena: &mut Arena, rows: usize, kernel_rows: usize) -> Result<Option<Self>> {
         let Some(width) = model.config.per_layer_width.map(|width| width as usize) else { return Ok(None) };
         let floats = |count: usize| (count * rows * 4) as u64;
         let all = floats(width * model.config.layers as usize);
-        let kind = model.activations(rows);
+        let kind = model.activations(kernel_rows);
         let projection = model.single_matrix(MatrixId::PerLayerProjection)?.layout();
         let takes_f32 = projection.scheme.is_float() && kind != Activations::F32;
         let scratch = Self {
@@ -147,7 +148,7 @@ impl Step<'_> {
         let Some(packed) = &buffers.gated_packed else { return Ok(()) };
         let kernel = QuantizeRows::new(&model.device, packed.kind(), packed.k)?;
         let ranges = match self.batch {
-            Batch::Decode => vec![&state.decode_range],
+            Batch::Decode | Batch::Verify => vec![&state.decode_range],
             Batch::Prefill => vec![&state.prefill_range],
             Batch::Mixed { .. } => vec![&state.decode_range, &state.prefill_range],
         };

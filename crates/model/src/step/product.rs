@@ -101,7 +101,7 @@ impl<'a> Step<'a> {
 
     pub(super) fn block_output(&mut self, role: ProductRole, matrix: MatrixId, x: &'a Vectors) -> Result<()> {
         let StepBuffers { model, scratch, .. } = self.buffers;
-        self.block = BlockOutput::partial_sums(partial_sums(model, scratch.rows, matrix));
+        self.block = BlockOutput::partial_sums(partial_sums(model, scratch.kernel_rows, matrix));
         let target = Target::contiguous(&scratch.block, model.config.hidden as usize);
         self.products(role, matrix, Input::Vectors(x), target)
     }
@@ -169,14 +169,8 @@ impl<'a> Step<'a> {
         let (device, name) = (&model.device, role.name());
         let (columns, activations, prologue) = match &x {
             Input::Vectors(x) => (x.columns, x.kind(), Prologue::None),
-            Input::Norm(norm) => {
-                let added = norm.sublayer.as_ref().map(|sublayer| Prologue::AddAndNorm {
-                    partials: self.block.partials,
-                    post_norm: sublayer.weight.is_some(),
-                    scaled: sublayer.residual_scale.is_some(),
-                });
-                (norm.rows, Activations::Int16, added.unwrap_or(Prologue::Norm))
-            }
+            Input::Norm(norm) => (norm.rows, Activations::Int16, self.prologue(norm)),
+            Input::Normed { x, .. } => (x.columns, Activations::Int16, Prologue::Factors),
         };
         if let (Input::Vectors(x), Activations::F16) = (&x, activations) {
             let whole_row = matrix.layout().rows == target.stride;
@@ -210,7 +204,16 @@ impl<'a> Step<'a> {
             products.push(Product { shape, matrix, x, target: target.clone() });
             return Ok(());
         }
-        let plan = model.tuning.plan(device.caps(), &shape);
+        let plan = match columns > 1 && self.buffers.scratch.kernel_rows == 1 {
+            false => model.tuning.plan(device.caps(), &shape),
+            // A column gets the sums that it gets by itself, in a decode step of one row.
+            true => {
+                let prologue = if let Input::Normed { prologue, .. } = x { prologue } else { shape.prologue };
+                let alone = gemv::policy::Shape { columns: 1, prologue, ..shape };
+                let plan = model.tuning.plan(device.caps(), &alone);
+                gemv::policy::with_sums_of(device.caps(), &shape, &plan)
+            }
+        };
         Ok(Gemv::with_plan(device, shape, plan)?.record(self.recorder, name, matrix, x.source(), target)?)
     }
 
@@ -242,6 +245,9 @@ impl<'a> Step<'a> {
 fn without_stream<'a>(x: &Input<'a>) -> Input<'a> {
     match x {
         Input::Vectors(x) => Input::Vectors(x),
+        Input::Normed { x, factors, prologue } => {
+            Input::Normed { x, factors: factors.clone(), prologue: *prologue }
+        }
         Input::Norm(norm) => {
             let sublayer = norm.sublayer.clone().map(|sublayer| Sublayer { stream: None, ..sublayer });
             Input::Norm(gemv::Norm { sublayer, ..norm.clone() })

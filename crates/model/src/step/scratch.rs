@@ -11,13 +11,15 @@ use super::{
     experts::ExpertScratch,
     per_layer::PerLayerScratch,
     prefetch,
-    split_k::{computes_own_norm, layer_products, partial_sums, split_k_scratch},
+    split_k::{computes_own_norm, layer_products, norms_columns, partial_sums, split_k_scratch},
 };
 use crate::{Model, Result, state::CLEAR_TIMEOUT};
 
 /// Activations of a bucket of rows.
 pub(crate) struct Scratch {
     pub rows: usize,
+    /// The number of rows for which kernels are chosen: 1 where each row must get the bits of a single one.
+    pub kernel_rows: usize,
     /// The residual stream.
     pub residual: Buffer,
     /// A second one where products or routers compute their own norm: they write one while others still read the other.
@@ -29,6 +31,8 @@ pub(crate) struct Scratch {
     /// Whether down products over experts add up those of a row.
     pub sums_experts: bool,
     pub normed: Vectors,
+    /// The factors of normed rows, where a single row has norms in the prologues of products, and these rows are too many.
+    pub norm_factors: Option<Buffer>,
     pub qkv: Buffer,
     pub q: Buffer,
     /// By number of query rows: layers may differ.
@@ -84,14 +88,16 @@ pub(crate) struct Outputs {
 }
 
 impl Outputs {
-    pub fn new(model: &Model, rows: usize) -> Result<Self> {
+    /// For `rows` output rows, with the kernels of `kernel_rows`.
+    pub fn new(model: &Model, rows: usize, kernel_rows: usize) -> Result<Self> {
         let mut arena = Arena::new(&model.device, Lifetime::Scratch, Memory::Device).with_block_size(4 << 20);
         let hidden = model.config.hidden as usize;
-        let activations = model.activations(rows);
+        let activations = model.activations(kernel_rows);
+        let head = [(model.head()?, Epilogue::None)];
         let outputs = Self {
             normed: Vectors::new(&mut arena, "normed output rows", activations, hidden, rows)?,
             logits: arena.buffer("logits", u64::from(model.config.vocab) * rows as u64 * 4)?,
-            split_k: split_k_scratch(model, &mut arena, rows, [(model.head()?, Epilogue::None)].into_iter())?,
+            split_k: split_k_scratch(model, &mut arena, kernel_rows, head.into_iter())?,
         };
         let mut recorder = model.device.recorder()?;
         outputs.normed.record_clear(&mut recorder, "clear")?;
@@ -104,11 +110,12 @@ impl Outputs {
 }
 
 impl Scratch {
-    pub fn new(model: &Model, rows: usize) -> Result<Self> {
+    /// For `rows` rows, with the kernels of `kernel_rows`: as many, or one.
+    pub fn new(model: &Model, rows: usize, kernel_rows: usize) -> Result<Self> {
         let Model { device, config, weights, .. } = model;
         let mut arena = Arena::new(device, Lifetime::Scratch, Memory::Device).with_block_size(4 << 20);
         let floats = |count: u32| u64::from(count) * rows as u64 * 4;
-        let activations = model.activations(rows);
+        let activations = model.activations(kernel_rows);
         let mut attended = BTreeMap::new();
         for query_rows in config.attentions().map(|attention| attention.query_rows()) {
             if let Entry::Vacant(entry) = attended.entry(query_rows) {
@@ -132,7 +139,7 @@ impl Scratch {
             }
         };
         let max_partials = |matrices: &mut dyn Iterator<Item = MatrixId>| {
-            u64::from(matrices.map(|matrix| partial_sums(model, rows, matrix)).max().unwrap_or(1))
+            u64::from(matrices.map(|matrix| partial_sums(model, kernel_rows, matrix)).max().unwrap_or(1))
         };
         let block_matrices = |layer| {
             [MatrixId::AttentionOutput(layer), MatrixId::Down(layer), MatrixId::PerLayerOutput(layer)]
@@ -143,29 +150,35 @@ impl Scratch {
         let experts = model.experts().filter(|_| config.layer_specs().any(is_experts));
         let block_partials = block_partials.max(experts.map_or(1, |experts| experts.per_token.into()));
         let qkv_partials = max_partials(&mut (0..config.layers).map(MatrixId::Qkv));
-        let own_norm = computes_own_norm(model, rows);
-        let router_adds = super::experts::router_adds(model, rows);
+        let own_norm = computes_own_norm(model, kernel_rows);
+        let router_adds = super::experts::router_adds(model, kernel_rows);
+        let norms_ahead = own_norm && rows > kernel_rows && !norms_columns(model, rows);
         let scratch = Self {
             rows,
+            kernel_rows,
             own_norm,
             router_adds,
-            sums_experts: super::experts::sums_experts(model, rows),
+            sums_experts: super::experts::sums_experts(model, kernel_rows),
             residual: arena.buffer("residual stream", floats(config.hidden))?,
             second_residual: match own_norm || router_adds {
                 false => None,
                 true => Some(arena.buffer("residual stream", floats(config.hidden))?),
             },
             normed: Vectors::new(&mut arena, "normed rows", activations, config.hidden as usize, rows)?,
+            norm_factors: match norms_ahead {
+                false => None,
+                true => Some(arena.buffer("factors of norms", floats(1))?),
+            },
             qkv: arena.buffer("queries, keys and values", floats(config.max_qkv_rows()) * qkv_partials)?,
             q: arena.buffer("queries", floats(config.max_query_rows()))?,
             attended,
             block: arena.buffer("a block's output", floats(config.hidden) * block_partials)?,
             gated,
             gate_and_up,
-            split_k: split_k_scratch(model, &mut arena, rows, layer_products(model))?,
+            split_k: split_k_scratch(model, &mut arena, kernel_rows, layer_products(model))?,
             experts: ExpertScratch::new(model, &mut arena, rows)?,
-            per_layer: PerLayerScratch::new(model, &mut arena, rows)?,
-            prefetch_sums: match prefetch::max_workgroups(model, rows) {
+            per_layer: PerLayerScratch::new(model, &mut arena, rows, kernel_rows)?,
+            prefetch_sums: match prefetch::max_workgroups(model, kernel_rows) {
                 0 => None,
                 workgroups => Some(arena.buffer("checksums of weights", u64::from(workgroups) * 4)?),
             },

@@ -85,6 +85,12 @@ pub(super) fn coopmat_shape(matrix: &Matrix, columns: usize, epilogue: Epilogue)
     Shape { weights: matrix.layout(), columns, epilogue, output, split_k: SplitK::Reduced }
 }
 
+/// Whether products that compute the norm of one row before them can do so for this many.
+pub(super) fn norms_columns(model: &Model, rows: usize) -> bool {
+    let (caps, hidden) = (model.device.caps(), model.config.hidden as usize);
+    gemv::policy::has_prologue(caps, hidden, rows)
+}
+
 /// Whether the products of a step of this many rows compute the norms before them: one dispatch less per
 /// norm, for very few rows.
 pub(super) fn computes_own_norm(model: &Model, rows: usize) -> bool {

@@ -141,7 +141,7 @@ impl VisionFixture {
             limits,
             reproducible: false,
             row_invariant: false,
-            verifies: false,
+            verify: model::VerifySteps::None,
             samplings: &[],
             stream: Options { slot_bytes: 1 << 20, slots: 2, threads: 1, ..Options::default() },
             encoder: Some(encoder),

@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, bail};
 use engine::{Replay, replay};
 use gpu::{Device, format_bytes};
-use model::{DraftRunner, Model, Runner, Sampling, VerifyRows};
+use model::{DecodeRow, DraftRunner, Model, Runner, Sampling, VerifyRows};
 use serde::Serialize;
 use serde_json::json;
 use text::{EncodeSpecial, Tokenizer};
@@ -20,6 +20,9 @@ use super::{
     speed::{self, Plan, tokens},
 };
 use crate::output;
+
+/// Tokens that exact verify steps are checked with.
+const CHECKED_TOKENS: usize = 48;
 
 /// Tokens of a text that are taken as the prompt.
 const PROMPT_TOKENS: usize = 16;
@@ -32,6 +35,19 @@ struct Line {
     step_ms: f64,
     /// Relative to a step of one row: as many tokens per step must be accepted for it to pay.
     relative: f64,
+}
+
+impl Line {
+    /// The lines of steps of 1 and more rows.
+    fn list(times: &[Duration]) -> Vec<Line> {
+        let step_ms = |time: &Duration| time.as_secs_f64() * 1e3;
+        let lines = times.iter().enumerate().map(|(index, time)| Line {
+            rows: index + 1,
+            step_ms: step_ms(time),
+            relative: step_ms(time) / step_ms(&times[0]),
+        });
+        lines.collect()
+    }
 }
 
 /// What speculative decoding gains with a text.
@@ -80,13 +96,27 @@ pub fn run(
 ) -> anyhow::Result<ExitCode> {
     let Some(depth) = plan.depths.first().copied() else { bail!("--speculate decodes: give -n") };
     let mut progress = output::Progress::new();
-    let context = (depth + model::MAX_VERIFY_ROWS as u32 + 1).max(draft::CONTEXT_LENGTH);
-    let mut runner = speed::runner(model, 1, context, plan)?;
-    let mut times = vec![];
-    for rows in 1..=runner.max_verify_rows() {
-        progress.show(&format!("steps of {rows} rows"));
-        times.push(step_time(&mut runner, rows, depth, plan.repeats)?);
+    let context =
+        (depth + CHECKED_TOKENS as u32 + model::MAX_VERIFY_ROWS as u32 + 1).max(draft::CONTEXT_LENGTH);
+    let mut step_times = |mut runner: Runner| -> anyhow::Result<(Runner, Vec<Duration>)> {
+        let mut times = vec![];
+        for rows in 1..=runner.max_verify_rows() {
+            progress.show(&format!("steps of {rows} rows"));
+            times.push(step_time(&mut runner, rows, depth, plan.repeats)?);
+        }
+        Ok((runner, times))
+    };
+    let (mut runner, fastest) = step_times(speed::runner(model, 1, context, plan)?)?;
+    let mut exact = None;
+    if model.check_exact_verify().is_ok() {
+        drop(runner);
+        let (exact_runner, times) = step_times(speed::runner(model, 1, context, plan)?.with_exact_verify())?;
+        runner = exact_runner;
+        check_tokens(&mut runner, depth)?;
+        exact = Some(times);
     }
+    // What `--speculate auto` does.
+    let times = exact.clone().unwrap_or_else(|| fastest.clone());
     let draft_gain = match (draft, text) {
         (Some(draft), Some(text)) => {
             let mut draft = DraftRunner::new(speed::runner(draft, 1, draft::CONTEXT_LENGTH, plan)?);
@@ -95,13 +125,7 @@ pub fn run(
         _ => None,
     };
     drop(progress);
-    let relative = |time: &Duration| time.as_secs_f64() / times[0].as_secs_f64();
-    let line = |(index, time): (usize, &Duration)| Line {
-        rows: index + 1,
-        step_ms: time.as_secs_f64() * 1e3,
-        relative: relative(time),
-    };
-    let lines: Vec<Line> = times.iter().enumerate().map(line).collect();
+    let (exact, fastest) = (exact.map(|times| Line::list(&times)), Line::list(&fastest));
     let gain = text.and_then(|text| {
         let (prompt, completion) = text.split_at(PROMPT_TOKENS);
         Some(Gain::new(completion.len(), &replay(prompt, completion, &times)?))
@@ -110,18 +134,28 @@ pub fn run(
     if json {
         output::print_json(&json!({
             "device": info.name, "driver": info.driver, "model": name, "weight_bytes": model.weights.bytes(),
-            "kv": plan.kv, "depth": depth, "verify_steps": lines, "text": gain,
+            "kv": plan.kv, "depth": depth, "verify_steps": fastest, "exact_verify_steps": exact, "text": gain,
             "draft": draft_gain,
         }))?;
         return Ok(ExitCode::SUCCESS);
     }
     let bytes = format_bytes(model.weights.bytes());
-    let mut text = format!(
-        "{}, {}\n{name}, {bytes} of weights\n\n  rows   ms per step   relative\n",
-        info.name, info.driver
-    );
-    for Line { rows, step_ms, relative } in lines {
-        text += &format!("  {rows:>4} {step_ms:>13.2} {relative:>10.2}\n");
+    let mut text = format!("{}, {}\n{name}, {bytes} of weights\n\n", info.name, info.driver);
+    text += match exact {
+        Some(_) => "  rows   ms per step, fastest   relative   exact   relative\n",
+        None => "  rows   ms per step   relative\n",
+    };
+    for (index, Line { rows, step_ms, relative }) in fastest.into_iter().enumerate() {
+        text += &match exact.as_ref().map(|lines| lines[index]) {
+            Some(exact) => format!(
+                "  {rows:>4} {step_ms:>22.2} {relative:>10.2} {:>7.2} {:>10.2}\n",
+                exact.step_ms, exact.relative
+            ),
+            None => format!("  {rows:>4} {step_ms:>13.2} {relative:>10.2}\n"),
+        };
+    }
+    if exact.is_some() {
+        text += &format!("\n{CHECKED_TOKENS} tokens of exact steps are those of single steps, bit for bit\n");
     }
     if let Some(Gain { tokens, tokens_per_step, drafted_tokens, accepted_tokens, gain }) = gain {
         text += &format!(
@@ -143,6 +177,44 @@ pub fn run(
     }
     output::print(&text)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Decodes tokens one by one and by verify steps of 8, 4 and 2 rows, and compares them with their log probabilities.
+fn check_tokens(runner: &mut Runner, depth: u32) -> anyhow::Result<()> {
+    let sampling = Sampling { temperature: 1.0, seed: 1, ..Sampling::default() };
+    let mut sequence = runner.start_at(depth)?;
+    let mut expected = vec![(1, 0)];
+    while expected.len() <= CHECKED_TOKENS {
+        let row = DecodeRow::new(&mut sequence, expected[expected.len() - 1].0, &sampling);
+        expected
+            .extend(runner.decode(&mut [row], 1)?[0].iter().map(|one| (one.token, one.logprob.to_bits())));
+    }
+    drop(sequence);
+    let mut sequence = runner.start_at(depth)?;
+    let (mut at, mut rows) = (0, [8, 4, 2].into_iter().cycle());
+    while at + 8 < expected.len() {
+        let count = rows.next().unwrap_or(2).min(runner.max_verify_rows());
+        let drafts: Vec<u32> = expected[at + 1..at + count].iter().map(|(token, _)| *token).collect();
+        let (token, masks) = (expected[at].0, &[]);
+        let batch =
+            VerifyRows { sequence: &mut sequence, token, drafts: &drafts, sampling: &sampling, masks };
+        let verified = runner.verify(&mut [batch])?.remove(0);
+        for (index, one) in verified.iter().enumerate() {
+            let (token, logprob) = expected[at + 1 + index];
+            if (one.token, one.logprob.to_bits()) != (token, logprob) {
+                bail!(
+                    "row {index} of {count} after {} tokens has token {} with log probability {}, but by itself token {token} \
+                     with {}: please report this, and use --speculate off",
+                    depth as usize + at,
+                    one.token,
+                    one.logprob,
+                    f32::from_bits(logprob)
+                );
+            }
+        }
+        at += verified.len();
+    }
+    Ok(())
 }
 
 /// The median time of a verify step of this many rows after `depth` tokens.

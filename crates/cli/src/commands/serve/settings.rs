@@ -159,7 +159,7 @@ settings! {
         prefix_cache: bool, "prefix-cache", "INDRIK_PREFIX_CACHE", "true", "Reuse KV cache pages of earlier requests for prompts with the same prefix";
         #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
         reproducible: bool, "reproducible", "INDRIK_REPRODUCIBLE", "false", "Batch-invariant (bitwise reproducible) logits; slower at batch 1";
-        speculate: Speculate, "speculate", "INDRIK_SPECULATE", "auto", "Speculative decoding where it is faster: auto if the output stays the same bit by bit or there is a draft model, fastest also if it may differ by rounding, or off";
+        speculate: Speculate, "speculate", "INDRIK_SPECULATE", "auto", "Speculative decoding where it is faster: auto if the output stays the same bit by bit, fastest also if it may differ by rounding, or off";
         #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
         images: bool, "images", "INDRIK_IMAGES", "true", "Load the image encoder, if the model has one; --images=false saves its memory";
         #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]

@@ -165,10 +165,11 @@ fn scenario(max_errors: usize) -> impl Strategy<Value = Scenario> {
     let steps = (1..10_usize, 1..6_usize, 1..6_usize, 1..6_usize, 1..5_u32);
     let cache = (0.0..2.0_f64, 1..40_u32, prop::bool::weighted(0.8));
     let encoder = (1..4_u32, 1..4_u32, 1..10_usize);
-    let verify = (1..12_u32, step_times(), option::weighted(0.4, draft_model()));
+    let max_verify_sequences = prop_oneof![Just(u32::MAX), 1..3_u32];
+    let verify = (1..12_u32, max_verify_sequences, step_times(), option::weighted(0.4, draft_model()));
     (sequences, steps, cache, encoder, verify).prop_flat_map(
         move |(sequences, steps, cache, encoder, verify)| {
-            let (max_verify_rows, step_times, draft_model) = verify;
+            let (max_verify_rows, max_verify_sequences, step_times, draft_model) = verify;
             let (extra_pages, window, prefix_cache) = cache;
             let (max_images_per_step, encode_calls, prefill_budget) = encoder;
             let (max_sequences, context_length, page_size) = sequences;
@@ -182,6 +183,7 @@ fn scenario(max_errors: usize) -> impl Strategy<Value = Scenario> {
                 pages: min_pages + (f64::from(min_pages) * extra_pages) as u32,
                 max_chunks_per_step,
                 max_verify_rows,
+                max_verify_sequences,
                 has_draft_model: false,
                 max_images_per_step,
                 prefix_cache,

@@ -91,6 +91,22 @@ fn nothing_is_drafted_where_nobody_asked_for_it() {
 }
 
 #[test]
+fn batches_decode_without_drafts_where_those_would_change_the_rounding() {
+    let free = free_rows();
+    let capacity = Capacity { max_verify_sequences: 1, ..free.capacity };
+    let mut harness = Harness::new(MockOptions { capacity, ..free.clone() });
+    let requests = [predicting(&free, 1, 40), predicting(&free, 2, 20)];
+    let mut streams = requests.each_ref().map(|request| harness.submit(request));
+    harness.finish();
+    for (request, stream) in requests.iter().zip(&mut streams) {
+        assert_eq!(collect(stream).0, request.prediction);
+    }
+    // The longer one verifies its last tokens, after the other has ended: the mock asserts that it is alone.
+    let status = &harness.scheduler.status;
+    assert!((2..=3).contains(&status.verify_steps), "{}", status.verify_steps);
+}
+
+#[test]
 fn wrong_predictions_and_costly_rows_are_only_tried_now_and_then() {
     let wrong = |options: &MockOptions| {
         let request = predicting(options, 4, 240);

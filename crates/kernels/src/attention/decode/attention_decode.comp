@@ -2,7 +2,8 @@
 #pragma tiers(T0, T1)
 #extension GL_GOOGLE_include_directive : require
 // All attention work of a decode step in one dispatch, from the rows of the QKV product to the input of the
-// output projection. Each row belongs to a different sequence. Bias, norms, RoPE and scale; the write of
+// output projection. Each row belongs to a different sequence; rows of one sequence take two dispatches, the first of
+// which writes the keys and values that the rows after them read. Bias, norms, RoPE and scale; the write of
 // the new key and value into their page; softmax(q · kᵀ) · v over the pages of the cache; the combination of
 // the KV splits; and, where the next product needs it, the result as int16 or f16.
 //
@@ -89,9 +90,18 @@ layout(push_constant, scalar) uniform Push {
     // A counter per row and query head, 0 between dispatches; then the outputs of the splits:
     // [row][workgroup][split][SPLIT_VEC4S].
     Scratch scratch;
-    uint qkv_stride;
+    // Values from row to row, a multiple of 4, plus one of the parts below. Not a constant: rows must get the same bits
+    // from one dispatch and from two, and so they do from the same code.
+    uint qkv_stride_and_part;
     uint table_stride;
 } push;
+
+// A dispatch does everything, or a part of it.
+const uint ALL = 0;
+// Writes new keys and values, and nothing else. Takes one split.
+const uint WRITES_KEYS = 1;
+// Writes no keys and values, which are in the cache already.
+const uint ATTENDS = 2;
 
 #include "range.glsl"
 #include "half.glsl"
@@ -217,7 +227,7 @@ void load_head(uint head, uint kv_head, uint lane, out vec4 x[THREAD_VEC4S], out
     [[unroll]] for (uint i = 0; i < THREAD_VEC8S; i++) {
         uvec2 at = item_vec4s(item_of(i, lane));
         [[unroll]] for (uint h = 0; h < 2; h++) {
-            uint from = gl_WorkGroupID.y * (push.qkv_stride / 4) + start + at[h];
+            uint from = gl_WorkGroupID.y * (push.qkv_stride_and_part / 4) + start + at[h];
             x[2 * i + h] = push.qkv.data[from];
             [[unroll]] for (uint sum = 1; sum < PARTIALS; sum++) {
                 x[2 * i + h] += push.qkv.data[from + sum * ROW_HEADS * HEAD_VEC4S];
@@ -467,9 +477,17 @@ void main() {
     if (split >= used_splits) {
         return;
     }
-    bool has_own = !SHARED && split == used_splits - 1;
+    // One of the workgroups that share a KV head writes the new key and value.
+    bool is_first = gl_WorkGroupID.x % (QUERY_HEADS / KV_HEADS / HEADS) == 0;
+    uint part = push.qkv_stride_and_part % 4;
+    bool only_writes = part == WRITES_KEYS;
+    if (only_writes && !is_first) {
+        return;
+    }
+    bool writes = is_first && part != ATTENDS;
+    bool has_own = !SHARED && (only_writes || split == used_splits - 1);
     uint block = first_block + split * split_blocks;
-    uint end = first_block + min((split + 1) * split_blocks, blocks);
+    uint end = only_writes ? block : first_block + min((split + 1) * split_blocks, blocks);
 
     // These loads need only the position, and are in flight while pages are looked up.
     vec4 coarse[THREAD_VEC4S];
@@ -496,8 +514,6 @@ void main() {
     vec4 cosines[THREAD_VEC8S];
     vec4 sines[THREAD_VEC8S];
     rotations(coarse, fine, cosines, sines);
-    // One of the workgroups that share a KV head writes the new key and value.
-    bool writes = gl_WorkGroupID.x % (QUERY_HEADS / KV_HEADS / HEADS) == 0;
     uint heads = has_own ? HEADS + 2 : HEADS;
     float head_scale = SCALE * query_temperature(position);
     for (uint at = 0; at < heads; at += CLUSTERS) {
@@ -550,6 +566,9 @@ void main() {
     workgroup_barrier();
     if (INT8 && has_own) {
         store_int8(writes, new_line, thread);
+    }
+    if (only_writes) {
+        return;
     }
 
     vec4 q[HEADS * THREAD_VEC4S];

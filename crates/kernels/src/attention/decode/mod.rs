@@ -3,8 +3,9 @@
 //!
 //! Equivalent to [`rope`], [`paged`](crate::attention::paged) and
 //! [`quantize_rows`](crate::matmul::quantize_rows) in sequence, for rows of different sequences: no row may
-//! attend to a position that another row of the step writes. Rows of the same sequence use those kernels
-//! instead.
+//! attend to a position that another row of the dispatch writes. Rows of one sequence use those kernels
+//! instead or, where they must get the bits that each gets by itself, two dispatches of this one:
+//! [`Part::WriteKeys`] and [`Part::Attend`].
 
 mod cases;
 pub mod policy;
@@ -22,7 +23,7 @@ use crate::{
     Activations, Kernel, Vectors,
     attention::{
         kv::{KvLayer, KvTable},
-        rope::{self, Angles, Rotation},
+        rope::{self, Angles, KeysAndValues, Rotation},
     },
     shaders::attention_decode::{Constants, Push, TIERS},
     variant::Variant,
@@ -42,6 +43,18 @@ pub struct DecodeAttention {
     shape: Shape,
     plan: Plan,
     pipeline: Pipeline,
+}
+
+/// What a dispatch does. One pipeline serves all, so that rows get the same bits from one dispatch as from two.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Part {
+    /// Everything.
+    #[default]
+    All,
+    /// Writes the rows' keys and values into the cache.
+    WriteKeys,
+    /// Everything else: the cache has the keys and values of all rows.
+    Attend,
 }
 
 /// The buffers of one call.
@@ -68,7 +81,7 @@ pub struct Operands<'a> {
     pub table: &'a KvTable,
     /// u32 per row. The RoPE tables must cover each.
     pub positions: View,
-    /// u32 per row; active rows must have distinct slots.
+    /// u32 per row; active rows must have distinct slots, unless keys and values are written first.
     pub slots: View,
     /// One u32: the number of active rows.
     pub active: View,
@@ -119,6 +132,32 @@ impl DecodeAttention {
         rows: u32,
         operands: &Operands<'_>,
     ) -> Result<()> {
+        self.record_part(recorder, name, rows, operands, Part::All)
+    }
+
+    /// Records the kernel for `rows` rows of any sequences: some may attend to positions that others write. Twice, so that
+    /// all keys and values are written before any row attends; a row gets the same bits as from [`DecodeAttention::record`].
+    pub fn record_dependent(
+        &self,
+        recorder: &mut Recorder,
+        name: &str,
+        rows: u32,
+        operands: &Operands<'_>,
+    ) -> Result<()> {
+        if self.shape.keys_and_values != KeysAndValues::Shared {
+            self.record_part(recorder, "keys", rows, operands, Part::WriteKeys)?;
+        }
+        self.record_part(recorder, name, rows, operands, Part::Attend)
+    }
+
+    fn record_part(
+        &self,
+        recorder: &mut Recorder,
+        name: &str,
+        rows: u32,
+        operands: &Operands<'_>,
+        part: Part,
+    ) -> Result<()> {
         let (shape, plan) = (&self.shape, &self.plan);
         self.check(name, rows, operands)?;
         let optional = |view: Option<&View>| view.cloned().map_or(Address::NONE, Address::from);
@@ -144,14 +183,16 @@ impl DecodeAttention {
             o,
             o_scales,
             scratch: optional(operands.scratch.as_ref().filter(|_| plan.splits > 1)),
-            qkv_stride: operands.qkv_stride,
+            qkv_stride_and_part: operands.qkv_stride + part as u32,
             table_stride: operands.table.stride,
         };
+        let workgroups = shape.heads / plan.heads;
         match &operands.groups {
-            Some(groups) => recorder.dispatch_indirect(name, &self.pipeline, groups, &push),
-            None => {
-                recorder.dispatch(name, &self.pipeline, [shape.heads / plan.heads, rows, plan.splits], &push)
+            _ if part == Part::WriteKeys => {
+                recorder.dispatch(name, &self.pipeline, [workgroups, rows, 1], &push)
             }
+            Some(groups) => recorder.dispatch_indirect(name, &self.pipeline, groups, &push),
+            None => recorder.dispatch(name, &self.pipeline, [workgroups, rows, plan.splits], &push),
         }
     }
 

@@ -4,7 +4,7 @@ use gpu::{Caps, Device, Result, Tier};
 use tensor::{Layout, QUAD, Scheme};
 
 use super::{
-    Gemv, MAX_COLUMNS, Norm, Source, Sublayer, policy,
+    Gemv, MAX_COLUMNS, Norm, Source, Sublayer, equal, policy,
     policy::{Prologue, Shape},
 };
 use crate::{
@@ -89,6 +89,7 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
             }
         }
     }
+    list.extend(equal::cases(caps));
     list
 }
 
@@ -229,7 +230,7 @@ pub(super) fn run_with_shared_x(
     let mut recorder = device.recorder()?;
     let mut comparison = Comparison::default();
     let columns_of_x = match shape.prologue {
-        Prologue::None => {
+        Prologue::None | Prologue::Factors => {
             let residual = values(&mut random, k * columns, 3.0, 0.0);
             let (vectors, x) = vectors_of(&mut arena, &residual, columns)?;
             kernel.record(&mut recorder, "gemv", &w, Source::Vectors(&vectors), &target)?;
@@ -257,7 +258,7 @@ pub(super) fn run_with_shared_x(
     Ok(comparison)
 }
 
-fn values(random: &mut Random, count: usize, scale: f32, middle: f32) -> Vec<f32> {
+pub(super) fn values(random: &mut Random, count: usize, scale: f32, middle: f32) -> Vec<f32> {
     (0..count).map(|_| scale * (middle + random.signed())).collect()
 }
 
@@ -291,7 +292,8 @@ impl NormedColumn {
 }
 
 /// Random inputs of a prologue: rows of the residual stream and of a sublayer's partial sums.
-struct PrologueInputs {
+#[derive(Clone)]
+pub(in crate::matmul) struct PrologueInputs {
     k: usize,
     /// 0 where nothing is added.
     partials: usize,
@@ -303,12 +305,12 @@ struct PrologueInputs {
 }
 
 impl PrologueInputs {
-    const EPSILON: f32 = 1e-6;
+    pub const EPSILON: f32 = 1e-6;
 
-    fn new(random: &mut Random, prologue: Prologue, k: usize, columns: usize) -> Self {
+    pub fn new(random: &mut Random, prologue: Prologue, k: usize, columns: usize) -> Self {
         let (partials, post_norm, scaled) = match prologue {
             Prologue::AddAndNorm { partials, post_norm, scaled } => (partials as usize, post_norm, scaled),
-            Prologue::None | Prologue::Norm => (0, false, false),
+            Prologue::None | Prologue::Norm | Prologue::Factors => (0, false, false),
         };
         let post_weight = values(random, k, 0.5, 1.0);
         Self {
@@ -322,7 +324,20 @@ impl PrologueInputs {
         }
     }
 
-    fn norm(&self, arena: &mut gpu::Arena, stream: gpu::View) -> Result<Norm> {
+    /// Some of the rows.
+    pub fn rows(&self, rows: std::ops::Range<usize>) -> Self {
+        let of = |values: &[f32], width: usize| values[rows.start * width..rows.end * width].to_vec();
+        let (residual, sublayer) = (of(&self.residual, self.k), of(&self.sublayer, self.partials * self.k));
+        Self { residual, sublayer, ..self.clone() }
+    }
+
+    /// What they are the inputs of.
+    pub fn prologue(&self) -> Prologue {
+        let (partials, post_norm, scaled) = (self.partials as u32, self.post_weight.is_some(), self.scaled);
+        if partials == 0 { Prologue::Norm } else { Prologue::AddAndNorm { partials, post_norm, scaled } }
+    }
+
+    pub fn norm(&self, arena: &mut gpu::Arena, stream: gpu::View) -> Result<Norm> {
         let mut buffer = |name, values: &[f32]| Ok(arena.buffer_from(name, values)?.view());
         let post_weight =
             self.post_weight.as_ref().map(|weight| buffer("post weight", weight)).transpose()?;
@@ -346,7 +361,7 @@ impl PrologueInputs {
     }
 
     /// The exact norm of a row, and the row of the stream before it.
-    fn reference(&self, column: usize) -> (Vec<f64>, Vec<f64>) {
+    pub fn reference(&self, column: usize) -> (Vec<f64>, Vec<f64>) {
         let k = self.k;
         let residual = &self.residual[column * k..][..k];
         let partial_sums = &self.sublayer[column * self.partials * k..][..self.partials * k];
@@ -373,7 +388,7 @@ impl PrologueInputs {
     }
 
     /// Compares the stream that the product wrote, if it adds to it.
-    fn check_stream(&self, stream: &Output, comparison: &mut Comparison) -> Result<()> {
+    pub fn check_stream(&self, stream: &Output, comparison: &mut Comparison) -> Result<()> {
         if self.partials == 0 {
             return Ok(());
         }
@@ -392,6 +407,22 @@ impl PrologueInputs {
         }
         Ok(())
     }
+}
+
+/// Columns in a format, f32 or int16.
+pub(super) fn columns_of(
+    arena: &mut gpu::Arena,
+    activations: Activations,
+    values: &[f32],
+    columns: usize,
+) -> Result<Vectors> {
+    if activations == Activations::Int16 {
+        return Ok(vectors_of(arena, values, columns)?.0);
+    }
+    let k = values.len() / columns;
+    let padding = vec![0.0; k.next_multiple_of(QUAD) - k];
+    let padded: Vec<f32> = values.chunks(k).flat_map(|column| [column, &padding].concat()).collect();
+    Ok(Vectors { k, columns, data: VectorData::F32(arena.buffer_from("x", &padded)?) })
 }
 
 /// Columns as int16, and the values that they represent.

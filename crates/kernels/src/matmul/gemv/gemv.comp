@@ -32,16 +32,16 @@ layout(constant_id = 7) const uint STRIPS = 1;
 // prologue.glsl.
 layout(constant_id = 8) const uint SHARED_X_QUADS = 0;
 // How they are obtained: 0 copies x; 1 norms the residual stream; 2 and 3 first add the sublayer output to
-// the stream, 2 after its own norm.
+// the stream, 2 after its own norm; 4 takes x and its factors from memory, where gemv_norm left them.
 layout(constant_id = 9) const uint PROLOGUE = 0;
-// Split-K: workgroups that share a strip's quads. Each takes SHARED_X_QUADS consecutive quads and writes
+// Split-K: workgroups that share a strip's quads. Each takes SPLIT_QUADS consecutive quads and writes
 // its own partial sums, at a stride of y_low.
 layout(constant_id = 10) const uint SPLITS = 1;
 // Partial sums of the sublayer output that the prologue adds up.
 layout(constant_id = 11) const uint SUBLAYER_PARTIALS = 1;
 // Teams per workgroup; each team has its own panels.
 layout(constant_id = 12) const uint TEAMS = 1;
-// 16 consecutive threads share a subgroup: their values can be combined by shuffles.
+// 32 consecutive threads share a subgroup: their values can be combined by shuffles.
 layout(constant_id = 13) const bool WIDE_SUBGROUPS = false;
 // Experts: a workgroup multiplies one pair of a row and an expert. As many pairs share a column of x. 0 where there are
 // no experts.
@@ -52,6 +52,8 @@ layout(constant_id = 15) const bool RESIDUAL_SCALED = false;
 // experts follow each other along K. x is in shared memory, multiplied by the weights. 0 where pairs have columns of
 // their own.
 layout(constant_id = 16) const uint PAIRS_PER_Y = 0;
+// Quads per split; 0 where there is one.
+layout(constant_id = 17) const uint SPLIT_QUADS = 0;
 
 #include "weights.glsl"
 #include "gated.glsl"
@@ -73,7 +75,7 @@ layout(push_constant, scalar) uniform Push {
     Floats4 x_scales;
     Output y;
     Output y_scales;
-    // Inputs of the prologue; `weight` may also hold the weights of pairs.
+    // Inputs of the prologue; `weight` may also hold the weights of pairs, or the factors of columns.
     Floats4 residual;
     Floats4 sublayer;
     Floats4 post_weight;
@@ -100,7 +102,11 @@ layout(push_constant, scalar) uniform Push {
 uint expert_quad = 0;
 uint x_first_column = 0;
 uint y_first_column = 0;
+// The first quad of x in memory: that of the split.
+uint x_first_quad = 0;
 
+// The prologue that takes factors from memory.
+const uint FACTORS = 4;
 const bool INT8_X = ACTIVATIONS == 1;
 const bool INT16_X = ACTIVATIONS == 2;
 
@@ -215,7 +221,7 @@ void load_x(out X x, uint quads, uint group, uint half_index, uint column) {
         return;
     }
 #endif
-    uint at = ((x_first_column + column) * quads * QUAD + group * GROUP) / 16 + half_index;
+    uint at = (((x_first_column + column) * quads + x_first_quad) * QUAD + group * GROUP) / 16 + half_index;
     if (INT8_X) {
         x.high = push.x.data[at];
     } else if (INT16_X) {
@@ -233,6 +239,15 @@ int dot16_int16(uvec4 bytes, X x) {
     return (dot16(bytes, x.high) << 8) + dot16(bytes, x.low);
 }
 
+// a · b + sum, in an order that no compiler chooses: a column must get the same bits with any number of columns beside
+// it.
+float dot_fma(vec4 a, vec4 b, float sum) {
+    [[unroll]] for (uint i = 0; i < 4; i++) {
+        sum = fma(a[i], b[i], sum);
+    }
+    return sum;
+}
+
 // Dot product of 16 weights of one group, as stored (int4 as 16 · q), and x.
 float product(uvec4 weights, X x) {
     if (INT8_X) {
@@ -243,7 +258,7 @@ float product(uvec4 weights, X x) {
     }
     float sum = 0.0;
     [[unroll]] for (uint i = 0; i < 4; i++) {
-        sum += dot(bytes_to_floats(weights[i]), x.floats[i]);
+        sum = dot_fma(bytes_to_floats(weights[i]), x.floats[i], sum);
     }
     return sum;
 }
@@ -254,21 +269,21 @@ float sum_of(X x) {
     }
     float sum = 0.0;
     [[unroll]] for (uint i = 0; i < 4; i++) {
-        sum += dot(x.floats[i], vec4(1.0));
+        sum += (x.floats[i].x + x.floats[i].y) + (x.floats[i].z + x.floats[i].w);
     }
     return sum;
 }
 
 // Dot product of a thread's 16 bytes of floats in one tile and x.
 float float_product(uvec4 weights, uint quads, uint quad, uint tile, uint half_index, uint column) {
-    uint at = ((x_first_column + column) * quads + quad) * (QUAD / 4);
+    uint at = ((x_first_column + column) * quads + x_first_quad + quad) * (QUAD / 4);
     if (SCHEME == F32) {
-        return dot(uintBitsToFloat(weights), x_at(at + tile * 2 + half_index));
+        return dot_fma(uintBitsToFloat(weights), x_at(at + tile * 2 + half_index), 0.0);
     }
     at += tile * 4 + half_index * 2;
     vec4 first = vec4(halves_to_floats(weights.x), halves_to_floats(weights.y));
     vec4 second = vec4(halves_to_floats(weights.z), halves_to_floats(weights.w));
-    return dot(first, x_at(at)) + dot(second, x_at(at + 1));
+    return dot_fma(second, x_at(at + 1), dot_fma(first, x_at(at), 0.0));
 }
 
 // Adds one quad of each of a panel's strips to the accumulators of one column.
@@ -291,9 +306,9 @@ void add_quad(inout float accumulators[ACCUMULATORS], KStep k_step, uint i, uint
     } else
 #endif
     if (INT8_X) {
-        x_scales = push.x_scales.data[(x_first_column + column) * quads + quad];
+        x_scales = push.x_scales.data[(x_first_column + column) * quads + x_first_quad + quad];
     } else if (INT16_X) {
-        x_scales = push.x_scales.data[((x_first_column + column) * quads + quad) * 2 + half_index];
+        x_scales = push.x_scales.data[((x_first_column + column) * quads + x_first_quad + quad) * 2 + half_index];
     }
     vec4 scales[STRIPS];
     vec4 minima[STRIPS];
@@ -324,9 +339,10 @@ void add_quad(inout float accumulators[ACCUMULATORS], KStep k_step, uint i, uint
                 uvec4 nibbles = k_step.weights[(i * STRIPS + s) * TILES + group / 2];
                 bytes = group % 2 == 0 ? low_nibbles(nibbles) : high_nibbles(nibbles);
             }
-            accumulators[s * COLUMNS + column] += product(bytes, x) * scales[s][group];
+            uint at = s * COLUMNS + column;
+            accumulators[at] = fma(product(bytes, x), scales[s][group], accumulators[at]);
             if (HAS_MIN) {
-                accumulators[s * COLUMNS + column] += x_sum * minima[s][group];
+                accumulators[at] = fma(x_sum, minima[s][group], accumulators[at]);
             }
         }
     }
@@ -453,8 +469,9 @@ void main() {
     uint panels = (push.rows + PANEL_ROWS - 1) / PANEL_ROWS;
     uint split = gl_WorkGroupID.x % SPLITS;
     uint stride = gl_NumWorkGroups.x / SPLITS * TEAMS;
-    uint first_quad = split * SHARED_X_QUADS;
-    uint split_quads = SPLITS > 1 ? min(quads - first_quad, SHARED_X_QUADS) : quads * max(PAIRS_PER_Y, 1);
+    uint first_quad = SPLITS > 1 ? split * SPLIT_QUADS : 0;
+    x_first_quad = first_quad;
+    uint split_quads = SPLITS > 1 ? min(quads - first_quad, SPLIT_QUADS) : quads * max(PAIRS_PER_Y, 1);
     uint k_steps = (split_quads + SLICES * IN_FLIGHT - 1) / (SLICES * IN_FLIGHT);
 
     if (PAIRS_PER_X > 0) {
@@ -483,7 +500,7 @@ void main() {
     }
     float factors[COLUMNS];
     [[unroll]] for (uint i = 0; i < COLUMNS; i++) {
-        factors[i] = 1.0;
+        factors[i] = PROLOGUE == FACTORS ? uintBitsToFloat(Words(push.weight).data[i]) : 1.0;
     }
 #if TIER >= 1
     if (X_IN_SHARED) {

@@ -1,6 +1,7 @@
 //! y = W · x for 1 to 8 columns: the kernel that dominates decode time.
 
-mod cases;
+pub(super) mod cases;
+mod equal;
 pub mod policy;
 #[cfg(test)]
 mod tests;
@@ -46,6 +47,13 @@ pub enum Source<'a> {
     Vectors(&'a Vectors),
     /// The norm of rows of the residual stream.
     Norm(&'a Norm),
+    /// The same as [`gemv_norm`](super::gemv_norm) has written it.
+    Normed {
+        /// The rows, without their factors.
+        x: &'a Vectors,
+        /// One f32 per row.
+        factors: &'a View,
+    },
 }
 
 /// A norm that the product computes in its prologue, after adding a sublayer's output to the residual stream
@@ -157,8 +165,10 @@ impl Gemv {
         let few_columns = shape.columns <= policy::MAX_SHARED_X_COLUMNS && activations == Activations::Int16;
         let no_partials =
             shape.splits == 0 || matches!(shape.prologue, Prologue::AddAndNorm { partials: 0, .. });
-        let needs_shared_x = shape.prologue != Prologue::None || shape.splits > 1;
+        let needs_shared_x = shape.prologue.norms();
         let quads = shape.weights.quads() as u32;
+        let splits_possible =
+            activations == Activations::Int16 && plan.tier >= Tier::T1 && plan.lanes.is_none();
         if !no_partials
             && shape.splits > 1
             && (shape.prologue != Prologue::None || (shape.splits - 1) * shape.quads_per_split() >= quads)
@@ -171,11 +181,13 @@ impl Gemv {
         }
         if no_partials
             || needs_shared_x && !(few_columns && plan.x_in_shared && plan.tier >= Tier::T1)
-            || shape.splits > 1 && shape.epilogue != Epilogue::None
+            || plan.x_in_shared && !few_columns
+            || shape.prologue == Prologue::Factors && activations != Activations::Int16
+            || shape.splits > 1 && (shape.epilogue != Epilogue::None || !splits_possible)
         {
             let reason = format!(
-                "{:?} and {} splits with {} columns of {activations} activations and epilogue {}; a prologue and split-K need \
-                 up to {} columns of int16 at tier T1, and split-K no epilogue",
+                "{:?} and {} splits with {} columns of {activations} activations and epilogue {}; a norm and x in shared memory \
+                 need up to {} columns of int16 at tier T1, factors int16, and split-K int16 at T1 without an epilogue",
                 shape.prologue,
                 shape.splits,
                 shape.columns,
@@ -219,6 +231,12 @@ impl Gemv {
                 self.shape.prologue == Prologue::None
                     && (x.k, x.columns, x.kind()) == (weights.k, columns, activations)
             }
+            Source::Normed { x, factors } => {
+                self.shape.prologue == Prologue::Factors
+                    && (x.k, x.columns, x.kind()) == (weights.k, columns, activations)
+                    && factors.len() >= columns as u64 * 4
+                    && factors.address().is_multiple_of(16)
+            }
             Source::Norm(norm) => norm.rows == columns && norm.matches(self.shape.prologue, weights.k),
         };
         if !same {
@@ -235,6 +253,10 @@ impl Gemv {
         let mut epsilon = 0.0;
         match x {
             Source::Vectors(x) => (values, x_scales) = addresses(x),
+            Source::Normed { x, factors } => {
+                (values, x_scales) = addresses(x);
+                weight = factors.clone().into();
+            }
             Source::Norm(norm) => {
                 (residual, weight) = (norm.residual.clone().into(), norm.weight.clone().into());
                 epsilon = norm.epsilon;
@@ -410,7 +432,7 @@ fn addresses(x: &Vectors) -> (Address, Address) {
 
 impl Norm {
     /// Whether this is what a prologue computes, for rows of `k` values.
-    fn matches(&self, prologue: Prologue, k: usize) -> bool {
+    pub(super) fn matches(&self, prologue: Prologue, k: usize) -> bool {
         let (row, rows) = (k as u64 * 4, self.rows as u64);
         let aligned = |view: &View| view.address().is_multiple_of(16);
         let is_row = |view: &View| view.len() >= row && aligned(view);
@@ -434,18 +456,29 @@ impl Norm {
     }
 }
 
+/// The constants PROLOGUE and SUBLAYER_PARTIALS of the shaders.
+pub(super) fn prologue_constants(prologue: Prologue) -> (u32, u32) {
+    match prologue {
+        Prologue::None => (0, 1),
+        Prologue::Norm => (1, 1),
+        Prologue::AddAndNorm { partials, post_norm: true, .. } => (2, partials),
+        Prologue::AddAndNorm { partials, post_norm: false, .. } => (3, partials),
+        Prologue::Factors => (4, 1),
+    }
+}
+
+/// Whether 32 consecutive threads share a subgroup.
+pub(super) fn has_wide_subgroups(subgroup: Subgroup) -> bool {
+    matches!(subgroup, Subgroup::Exactly(size) if size >= 32)
+}
+
 fn variant(shape: &Shape, plan: Plan, experts: Option<ExpertColumns>, summed: Option<usize>) -> Variant {
     let Shape { weights: Layout { scheme, .. }, columns, activations, prologue, epilogue, output, splits } =
         *shape;
     if let Some(tile) = plan.lanes {
         return lanes::variant(scheme, epilogue, tile, false, None);
     }
-    let (prologue, sublayer_partials) = match prologue {
-        Prologue::None => (0, 1),
-        Prologue::Norm => (1, 1),
-        Prologue::AddAndNorm { partials, post_norm: true, .. } => (2, partials),
-        Prologue::AddAndNorm { partials, post_norm: false, .. } => (3, partials),
-    };
+    let (prologue, sublayer_partials) = prologue_constants(prologue);
     let shared_x_quads =
         if plan.x_in_shared { shape.quads_per_split() * summed.unwrap_or(1) as u32 } else { 0 };
     let constants = Constants {
@@ -462,15 +495,17 @@ fn variant(shape: &Shape, plan: Plan, experts: Option<ExpertColumns>, summed: Op
         splits,
         sublayer_partials,
         teams: plan.teams,
-        wide_subgroups: matches!(plan.subgroup, Subgroup::Exactly(size) if size >= 16),
+        wide_subgroups: has_wide_subgroups(plan.subgroup),
         residual_scaled: matches!(shape.prologue, Prologue::AddAndNorm { scaled: true, .. }),
         pairs_per_x: experts.filter(|_| summed.is_none()).map_or(0, |experts| experts.per_x as u32),
         pairs_per_y: summed.unwrap_or(0) as u32,
+        split_quads: if splits > 1 { shape.quads_per_split() } else { 0 },
     };
     let mut label = format!("{scheme} × {activations}, {columns} col");
     match shape.prologue {
         Prologue::None => (),
         Prologue::Norm => label += ", prologue norm",
+        Prologue::Factors => label += ", with factors",
         Prologue::AddAndNorm { partials, post_norm, scaled } => {
             let (norm, scale) =
                 (if post_norm { "norm + " } else { "" }, if scaled { " + scale" } else { "" });

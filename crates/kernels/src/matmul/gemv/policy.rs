@@ -3,7 +3,7 @@
 use gpu::{Caps, Subgroup, Tier};
 use tensor::{Layout, Scheme};
 
-use super::{MAX_COLUMNS, variant};
+use super::{MAX_COLUMNS, has_wide_subgroups, variant};
 use crate::{
     Activations, Epilogue,
     experts::{ExpertColumns, LISTED_EXPERTS},
@@ -40,7 +40,7 @@ impl Shape {
     }
 
     /// Quads per split.
-    pub(super) fn quads_per_split(&self) -> u32 {
+    pub(crate) fn quads_per_split(&self) -> u32 {
         (self.weights.quads() as u32).div_ceil(self.splits)
     }
 }
@@ -64,6 +64,16 @@ pub enum Prologue {
         #[serde(default)]
         scaled: bool,
     },
+    /// From memory, with a factor per column that is applied to the sums: a norm that
+    /// [`gemv_norm`](crate::matmul::gemv_norm) has computed.
+    Factors,
+}
+
+impl Prologue {
+    /// Whether the product computes a norm.
+    pub fn norms(self) -> bool {
+        matches!(self, Prologue::Norm | Prologue::AddAndNorm { .. })
+    }
 }
 
 /// A variant of the kernel and its grid.
@@ -97,8 +107,12 @@ impl Plan {
         let words = if self.tier >= Tier::T1 { 1 } else { 2 };
         let partials = sets * self.threads / SLICE * columns * 16 * self.strips * words * 4;
         let x = match self.x_in_shared {
-            true => columns * (self.threads * 2 + shape.quads_per_split() * X_QUAD_BYTES),
-            false => columns * self.threads * 2 + 64,
+            true => {
+                columns
+                    * shape.quads_per_split()
+                    * (X_QUAD_BYTES + square_bytes(has_wide_subgroups(self.subgroup)))
+            }
+            false => columns * 8 + 64,
         };
         partials + x
     }
@@ -111,6 +125,12 @@ impl Plan {
 
 /// Shared memory per quad of a column of x, in bytes: two planes of bytes and eight scales.
 const X_QUAD_BYTES: u32 = 2 * 128 + 8 * 4;
+
+/// Shared memory for the sums of squares of a quad of a column, in bytes, if 32 threads share a subgroup or only 4 surely do:
+/// two per 32 or 4 threads.
+fn square_bytes(wide_subgroups: bool) -> u32 {
+    if wide_subgroups { 8 } else { 64 }
+}
 
 /// Maximum columns of x in shared memory: more leave too little of it, and of the registers.
 pub const MAX_SHARED_X_COLUMNS: usize = 2;
@@ -128,8 +148,8 @@ pub fn schemes(activations: Activations) -> &'static [Scheme] {
 /// Whether products of this many columns can compute their x in a prologue on a device, for rows of `k` values.
 pub fn has_prologue(caps: &Caps, k: usize, columns: usize) -> bool {
     let quads = k.div_ceil(tensor::QUAD) as u32;
-    let shared =
-        quads * X_QUAD_BYTES + MAX_SHARED_X_THREADS * 2 + (MAX_SHARED_X_THREADS / SLICE) * 2 * 2 * 16 * 4;
+    let shared = quads * (X_QUAD_BYTES + square_bytes(caps.allows_subgroup_size(SLICE)))
+        + (MAX_SHARED_X_THREADS / SLICE) * 2 * 2 * 16 * 4;
     let fits = quads <= MAX_PROLOGUE_QUADS && shared <= caps.max_shared_bytes;
     let more_fit = (1..=MAX_SHARED_X_COLUMNS).contains(&columns) && fits_shared(caps, columns, quads);
     caps.tier() >= Some(Tier::T1) && k.is_multiple_of(crate::HALF_GROUP) && fits && (columns == 1 || more_fit)
@@ -209,6 +229,67 @@ pub fn at_tier(caps: &Caps, shape: &Shape, tier: Tier) -> Plan {
     Plan { threads: slices(caps, shape, limit) * SLICE, ..base }
 }
 
+/// The plan for several columns that get the same sums, bit for bit, as each of them gets by itself with `one_column`: the
+/// quads of a row are divided among as many slices, whose sums are added up in the same order. Everything else is free:
+/// neither the number of teams, strips and workgroups nor the size of subgroups changes the order of a row's sums.
+///
+/// Devices for which [`has_equal_sums`] have such a plan for every plan of one column.
+pub fn with_sums_of(caps: &Caps, shape: &Shape, one_column: &Plan) -> Plan {
+    if one_column.lanes.is_some() {
+        // One thread adds up a row, column by column.
+        return at_tier(caps, shape, one_column.tier);
+    }
+    let slices = one_column.slices_per_team();
+    let min_strips = shape.epilogue.strips() as u32;
+    let x_in_shared = keeps_x_in_shared(caps, shape, one_column.tier);
+    let subgroup = match one_column.subgroup {
+        Subgroup::Exactly(_) => subgroup(caps, one_column.tier),
+        Subgroup::Any => Subgroup::Any,
+    };
+    let (in_flight, groups, lanes) = (1, 1, None);
+    let with = |teams: u32, strips: u32| {
+        let (tier, threads) = (one_column.tier, slices * teams * SLICE);
+        Plan { tier, threads, teams, strips, in_flight, groups, x_in_shared, subgroup, lanes }
+    };
+    let whole = |plan: &Plan| {
+        plan.tier < Tier::T1
+            || plan.subgroup != Subgroup::Any
+            || plan.threads.is_multiple_of(caps.max_subgroup_size)
+    };
+    let fits = |plan: &Plan| {
+        plan.threads <= caps.max_threads && plan.shared_bytes(shape) <= caps.max_shared_bytes && whole(plan)
+    };
+    // Panels of two strips share the reads of x, which several columns have most of: as soon as they fill the device.
+    let device = caps.compute_units.unwrap_or(16);
+    let pairs = panels(shape, 2) * shape.splits >= device;
+    let strips = if pairs { [2, min_strips] } else { [min_strips, min_strips] };
+    let max_slices = match (x_in_shared, strips[0]) {
+        (true, 2) => TWO_COLUMN_TWO_STRIP_SLICES,
+        (true, _) => TWO_COLUMN_SLICES,
+        // Several workgroups per compute unit, whose registers the columns share.
+        (false, _) => MANY_COLUMN_SLICES,
+    };
+    let most_teams = (max_slices / slices).clamp(1, 4);
+    let teams = (1..=most_teams).rev().chain([2 * most_teams]);
+    let plans = strips.into_iter().flat_map(|strips| teams.clone().map(move |teams| (teams, strips)));
+    let plan = plans.map(|(teams, strips)| with(teams, strips)).find(fits);
+    // As `one_column`, which has whole subgroups.
+    let plan = plan.unwrap_or_else(|| with(one_column.teams, min_strips));
+    let groups = match x_in_shared {
+        true => balanced_groups(caps, shape, &plan, 1),
+        false => {
+            let panels = panels(shape, plan.strips).div_ceil(plan.teams);
+            panels.min(caps.max_groups / shape.splits) * shape.splits
+        }
+    };
+    Plan { groups, ..plan }
+}
+
+/// Whether several columns can get the same sums as one on a device, whatever the plan of one.
+pub fn has_equal_sums(caps: &Caps) -> bool {
+    caps.tier() >= Some(Tier::T1)
+}
+
 /// The plan for a product over experts of this many pairs; `shape` is that of one expert and one column. All pairs together
 /// are as much work as one matrix with the rows of all.
 pub fn expert_plan(caps: &Caps, shape: &Shape, pairs: usize) -> Plan {
@@ -253,6 +334,8 @@ const SHARED_X_TWO_STRIP_SLICES: u32 = 16;
 const TWO_COLUMN_SLICES: u32 = 24;
 /// The same in panels of two strips.
 const TWO_COLUMN_TWO_STRIP_SLICES: u32 = 16;
+/// Target slices of a workgroup with more columns than fit shared memory.
+const MANY_COLUMN_SLICES: u32 = 8;
 /// Minimum strips per compute unit for panels of two strips, which share the reads of x: for int4 and int8
 /// weights.
 const MIN_STRIPS_FOR_PAIRS: [u32; 2] = [6, 64];
@@ -521,6 +604,11 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
             }
         }
     }
+    for new in variants_with_sums_of_one_column(caps) {
+        if !list.iter().any(|known| known.same_code(&new)) {
+            list.push(new);
+        }
+    }
     for (rows, k, per_x, gated) in LISTED_EXPERTS {
         for (scheme, activations) in products.iter().copied().filter(|(_, kind)| *kind != Activations::Int8) {
             for (epilogue, output) in outputs(activations, gated) {
@@ -540,6 +628,39 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
     }
     list
 }
+
+/// The pipelines of exact verify steps: int16 activations of two, four and eight columns with the sums of one, for the
+/// larger models.
+fn variants_with_sums_of_one_column(caps: &Caps) -> Vec<Variant> {
+    let mut list = vec![];
+    if !has_equal_sums(caps) {
+        return list;
+    }
+    for (rows, k, gated) in MODEL_SHAPES.into_iter().take(8) {
+        for scheme in schemes(Activations::Int16).iter().copied() {
+            let weights = Layout { scheme, rows, k };
+            let plain = Shape::plain(weights, 1, Activations::Int16);
+            // As the models of these shapes use them: those with more rows than K read the residual stream.
+            let normed = rows > k && has_prologue(caps, k, 1);
+            let prologue = if normed { MODEL_PROLOGUE } else { Prologue::None };
+            let splits = if normed { 1 } else { splits(caps, &weights) };
+            let alone = match gated {
+                false => Shape { prologue, splits, ..plain },
+                true => Shape { prologue, epilogue: Epilogue::Geglu, output: Activations::Int16, ..plain },
+            };
+            for columns in BUCKETS.into_iter().skip(1) {
+                let own_norm = !normed || has_prologue(caps, k, columns);
+                let prologue = if own_norm { prologue } else { Prologue::Factors };
+                let shape = Shape { columns, prologue, ..alone };
+                list.push(variant(&shape, with_sums_of(caps, &shape, &plan(caps, &alone)), None, None));
+            }
+        }
+    }
+    list
+}
+
+/// The norm of most products of Gemma 3.
+const MODEL_PROLOGUE: Prologue = Prologue::AddAndNorm { partials: 1, post_norm: true, scaled: false };
 
 /// A product by itself, and as models use it: with a prologue, or split along K for a consumer with a
 /// prologue.
@@ -583,9 +704,14 @@ fn outputs(activations: Activations, gated: bool) -> Vec<(Epilogue, Activations)
 
 /// Maximum slices per workgroup of a plan: limited by threads, and by shared memory for the partial sums.
 fn max_slices(caps: &Caps, shape: &Shape, plan: Plan) -> u32 {
+    let strips = shape.epilogue.strips() as u32;
+    let all_columns = Shape { columns: MAX_COLUMNS, ..*shape };
     let fits = |slices: &u32| {
         let plan = Plan { threads: slices * SLICE, teams: 1, ..plan };
-        plan.shared_bytes(shape) <= caps.max_shared_bytes
+        // From T1 on, all columns must fit with the slices of one: see `with_sums_of`.
+        let several = Plan { x_in_shared: false, strips, ..plan };
+        let several_fit = plan.tier < Tier::T1 || several.shared_bytes(&all_columns) <= caps.max_shared_bytes;
+        plan.shared_bytes(shape) <= caps.max_shared_bytes && (shape.columns > 1 || several_fit)
     };
     (1..=caps.max_threads / SLICE).rev().find(fits).unwrap_or(1)
 }
@@ -610,6 +736,11 @@ fn slices(caps: &Caps, shape: &Shape, limit: u32) -> u32 {
     let target = fill.max(even).min(limit).min(quads);
     // A slice without quads does no harm: the smallest count serves the smallest K.
     SLICES.into_iter().rev().find(|slices| *slices <= target).unwrap_or(SLICES[0]).min(limit)
+}
+
+/// The subgroup size of products with a prologue, or whether it is 64: the order of a norm's sums is that of either.
+pub(crate) fn prologue_subgroup(caps: &Caps) -> Subgroup {
+    subgroup(caps, Tier::T1)
 }
 
 /// Halves of a row are combined within a subgroup of any size; 32 where possible, because a slice has 32

@@ -11,30 +11,45 @@ const uint QUARTERS = SHARED_X_QUADS * (QUAD / 4);
 const uint PER_THREAD = QUARTERS == 0 ? 1 : (QUARTERS + THREADS - 1) / THREADS;
 // Quarters of all columns per thread.
 const uint QUARTERS_PER_THREAD = COLUMNS * PER_THREAD;
-// A subgroup has at least 4 threads on every device that has tier T1.
-const uint SUBGROUPS = (THREADS + 3) / 4;
-shared float squares_of_sublayer[COLUMNS * SUBGROUPS];
-shared float squares_of_stream[COLUMNS * SUBGROUPS];
+// Squares are added up in one order, whatever the number of threads and the size of subgroups: all products of a row get
+// the same norm, and so does gemv_norm. BLOCK neighbouring threads, which share a subgroup, add up their quarters; then
+// every BLOCK threads add up the sums of all blocks. A subgroup has at least 4 threads on every device that has tier T1.
+const uint BLOCK = WIDE_SUBGROUPS ? 32 : 4;
+const uint BLOCKS = QUARTERS == 0 ? 1 : QUARTERS / BLOCK;
+shared float squares_of_sublayer[COLUMNS * BLOCKS];
+shared float squares_of_stream[COLUMNS * BLOCKS];
 
-float subgroup_squares(vec4 values[QUARTERS_PER_THREAD], uint column) {
-    float sum = 0.0;
-    [[unroll]] for (uint j = 0; j < PER_THREAD; j++) {
-        vec4 value = values[column * PER_THREAD + j];
-        sum += dot(value, value);
+float block_sum(float sum) {
+    [[unroll]] for (uint mask = 1; mask < BLOCK; mask *= 2) {
+        sum += subgroupShuffleXor(sum, mask);
     }
-    return subgroupAdd(sum);
+    return sum;
 }
 
-// Each thread reads one partial sum, instead of every thread reading all.
-#define REDUCE_SQUARES(partials, column, result)                                                                                       \
-    result = 0.0;                                                                                                          \
-    for (uint i = 0; i < gl_NumSubgroups; i += gl_SubgroupSize) {                                                          \
-        uint subgroup = i + gl_SubgroupInvocationID;                                                                       \
-        float square = partials[column * SUBGROUPS + min(subgroup, gl_NumSubgroups - 1)];                                                          \
-        result += subgroup < gl_NumSubgroups ? square : 0.0;                                                               \
-    }                                                                                                                      \
-    result = inversesqrt(subgroupAdd(result) / float(push.k) + push.epsilon)
+float block_squares(vec4 value) {
+    float sum = value.x * value.x;
+    sum = fma(value.y, value.y, sum);
+    sum = fma(value.z, value.z, sum);
+    return block_sum(fma(value.w, value.w, sum));
+}
 
+#define STORE_SQUARES(sums, column, values)                                                                            \
+    [[unroll]] for (uint j = 0; j < PER_THREAD; j++) {                                                                 \
+        uint quarter = thread_index() + j * THREADS;                                                                   \
+        float sum = block_squares(values[column * PER_THREAD + j]);                                                    \
+        if (quarter % BLOCK == 0 && quarter < QUARTERS) {                                                              \
+            sums[column * BLOCKS + quarter / BLOCK] = sum;                                                             \
+        }                                                                                                              \
+    }
+
+#define REDUCE_SQUARES(sums, column, result)                                                                           \
+    result = 0.0;                                                                                                      \
+    for (uint i = thread_index() % BLOCK; i < BLOCKS; i += BLOCK) {                                                    \
+        result += sums[column * BLOCKS + i];                                                                           \
+    }                                                                                                                  \
+    result = inversesqrt(block_sum(result) / float(push.k) + push.epsilon)
+
+#ifndef NORM_ONLY
 // Copies x unchanged, or multiplied by the weights of its columns.
 void copy_x(uint first_quad, uint split_quads) {
     uint quads = (push.k + QUAD - 1) / QUAD;
@@ -60,13 +75,11 @@ void copy_x(uint first_quad, uint split_quads) {
     }
     barrier();
 }
+#endif
 
-// Fills x_high, x_low and x_factors, and sets the factors still to be applied.
-void make_x(inout float factors[COLUMNS], uint first_quad, uint split_quads) {
-    if (PROLOGUE == 0) {
-        copy_x(first_quad, split_quads);
-        return;
-    }
+// Fills x_high, x_low and x_factors from the rows that start at `first_row`, and sets the factors still to be applied.
+// One workgroup writes the stream.
+void norm_x(inout float factors[COLUMNS], uint first_row, bool writes_stream) {
     const bool POST_NORM = PROLOGUE == 2;
     const bool ADDS = PROLOGUE >= 2;
     uint thread = thread_index();
@@ -86,9 +99,9 @@ void make_x(inout float factors[COLUMNS], uint first_quad, uint split_quads) {
         }
         [[unroll]] for (uint column = 0; column < COLUMNS; column++) {
             uint at = column * PER_THREAD + j;
-            stream[at] = push.residual.data[column * k_quarters + i];
+            stream[at] = push.residual.data[(first_row + column) * k_quarters + i];
             if (ADDS) {
-                uint first = column * SUBLAYER_PARTIALS * k_quarters + i;
+                uint first = (first_row + column) * SUBLAYER_PARTIALS * k_quarters + i;
                 sublayer[at] = push.sublayer.data[first];
                 [[unroll]] for (uint split = 1; split < SUBLAYER_PARTIALS; split++) {
                     sublayer[at] += push.sublayer.data[first + split * k_quarters];
@@ -105,10 +118,7 @@ void make_x(inout float factors[COLUMNS], uint first_quad, uint split_quads) {
     }
     if (POST_NORM) {
         [[unroll]] for (uint column = 0; column < COLUMNS; column++) {
-            float partial = subgroup_squares(sublayer, column);
-            if (gl_SubgroupInvocationID == 0) {
-                squares_of_sublayer[column * SUBGROUPS + gl_SubgroupID] = partial;
-            }
+            STORE_SQUARES(squares_of_sublayer, column, sublayer)
         }
         barrier();
         [[unroll]] for (uint column = 0; column < COLUMNS; column++) {
@@ -116,7 +126,7 @@ void make_x(inout float factors[COLUMNS], uint first_quad, uint split_quads) {
             REDUCE_SQUARES(squares_of_sublayer, column, factor);
             [[unroll]] for (uint j = 0; j < PER_THREAD; j++) {
                 uint at = column * PER_THREAD + j;
-                stream[at] += sublayer[at] * factor * post_weight[j];
+                stream[at] = fma(sublayer[at] * factor, post_weight[j], stream[at]);
             }
         }
     } else if (ADDS) {
@@ -130,10 +140,7 @@ void make_x(inout float factors[COLUMNS], uint first_quad, uint split_quads) {
         }
     }
     [[unroll]] for (uint column = 0; column < COLUMNS; column++) {
-        float partial = subgroup_squares(stream, column);
-        if (gl_SubgroupInvocationID == 0) {
-            squares_of_stream[column * SUBGROUPS + gl_SubgroupID] = partial;
-        }
+        STORE_SQUARES(squares_of_stream, column, stream)
     }
     [[unroll]] for (uint i = 0; i < QUARTERS_PER_THREAD; i++) {
         uint column = i / PER_THREAD;
@@ -154,8 +161,8 @@ void make_x(inout float factors[COLUMNS], uint first_quad, uint split_quads) {
             }
         }
         // The stream is not updated in place: other workgroups may not have read it yet.
-        if (ADDS && gl_WorkGroupID.x == 0 && push.writes_stream != 0 && quarter < k_quarters) {
-            push.stream.data[column * k_quarters + quarter] = stream[i];
+        if (ADDS && writes_stream && push.writes_stream != 0 && quarter < k_quarters) {
+            push.stream.data[(first_row + column) * k_quarters + quarter] = stream[i];
         }
     }
     barrier();
@@ -163,3 +170,14 @@ void make_x(inout float factors[COLUMNS], uint first_quad, uint split_quads) {
         REDUCE_SQUARES(squares_of_stream, column, factors[column]);
     }
 }
+
+#ifndef NORM_ONLY
+// Fills x_high, x_low and x_factors, and sets the factors still to be applied.
+void make_x(inout float factors[COLUMNS], uint first_quad, uint split_quads) {
+    if (PROLOGUE == 0 || PROLOGUE == FACTORS) {
+        copy_x(first_quad, split_quads);
+        return;
+    }
+    norm_x(factors, 0, gl_WorkGroupID.x == 0);
+}
+#endif

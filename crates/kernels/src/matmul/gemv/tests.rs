@@ -2,7 +2,7 @@ use gpu::{Subgroup, Tier, known};
 use tensor::{Layout, Scheme};
 
 use super::{
-    Source, cases, policy,
+    Source, cases, equal, policy,
     policy::{Prologue, Shape},
 };
 use crate::{
@@ -98,6 +98,70 @@ fn products_over_experts_fill_the_device_like_one_matrix() {
     assert!(policy::summed_experts_plan(&caps, &f32, 8, 1).is_none());
     let long = Shape::plain(Layout::new(Scheme::Int8, 2048, 8192).unwrap(), 1, Activations::Int16);
     assert!(policy::summed_experts_plan(&caps, &long, 8, 1).is_none(), "x does not fit shared memory");
+}
+
+#[test]
+fn columns_beside_others_get_the_same_bits() {
+    let Some(device) = testkit::cpu_device() else { return };
+    assert!(
+        equal::cases(device.caps()).len() >= 12,
+        "all_cases_on_the_cpu_driver compares columns of every scheme"
+    );
+    // The self-test's cases compare every scheme; here are other plans of one column: seven slices, two teams, several
+    // quads in flight.
+    let weights = Layout::new(Scheme::Int4, 64, 1152).unwrap();
+    let norm = Prologue::AddAndNorm { partials: 1, post_norm: false, scaled: true };
+    let shape = Shape { prologue: norm, ..Shape::plain(weights, 1, Activations::Int16) };
+    let base = policy::plan(device.caps(), &shape);
+    for (threads, teams, strips, in_flight) in [(224, 1, 1, 1), (256, 2, 2, 2)] {
+        let plan = policy::Plan { threads, teams, strips, in_flight, groups: 2, ..base };
+        let comparison = equal::compare(&device, shape, plan, &[2, 4]).unwrap();
+        assert!(comparison.passed(), "{plan:?}: {:?}", comparison.first_mismatch);
+    }
+    device.assert_no_messages();
+}
+
+#[test]
+fn plans_with_the_sums_of_one_column_fit_the_device() {
+    let only_64 = gpu::Caps { min_subgroup_size: 64, subgroup_size_control: false, ..known::radeon_780m() };
+    for caps in [known::h200(), known::radeon_780m(), only_64] {
+        assert!(policy::has_equal_sums(&caps));
+        for (scheme, activations) in [
+            (Scheme::Int8, Activations::Int16),
+            (Scheme::Int4, Activations::Int16),
+            (Scheme::F16, Activations::F32),
+        ] {
+            for (rows, k) in
+                [(32, 32), (5376, 4096), (43008, 5376), (5376, 21504), (262_144, 640), (1152, 6912)]
+            {
+                let weights = Layout::new(scheme, rows, k).unwrap();
+                let plain = Shape::plain(weights, 1, activations);
+                let splits =
+                    if activations == Activations::Int16 { policy::splits(&caps, &weights) } else { 1 };
+                let gated = Shape { epilogue: Epilogue::Geglu, output: activations, ..plain };
+                for one in [plain, Shape { splits, ..plain }, gated] {
+                    for one_column in policy::candidates(&caps, &one) {
+                        for columns in 2..=8 {
+                            let shape = Shape { columns, ..one };
+                            let plan = policy::with_sums_of(&caps, &shape, &one_column);
+                            assert_eq!(plan.slices_per_team(), one_column.slices_per_team(), "{plan:?}");
+                            assert!(plan.threads <= caps.max_threads, "{plan:?}");
+                            assert!(plan.shared_bytes(&shape) <= caps.max_shared_bytes, "{plan:?}");
+                            assert!(plan.strips >= one.epilogue.strips() as u32, "{plan:?}");
+                            assert!(
+                                plan.groups.is_multiple_of(shape.splits) && plan.groups <= caps.max_groups,
+                                "{plan:?}"
+                            );
+                            if plan.subgroup == Subgroup::Any {
+                                assert!(plan.threads.is_multiple_of(caps.max_subgroup_size), "{plan:?}");
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+    assert!(!policy::has_equal_sums(&known::bare_vulkan_13()), "without packed dot products");
 }
 
 #[test]

@@ -1,12 +1,13 @@
 //! The products to tune, and the result for each.
 
+use gpu::View;
 use serde::{Deserialize, Serialize};
 
 use crate::{
     Matrix, Target, Vectors,
     matmul::gemv::{
         self, Source,
-        policy::{Plan, Shape},
+        policy::{Plan, Prologue, Shape},
     },
 };
 
@@ -17,6 +18,16 @@ pub enum Input<'a> {
     /// A norm that the product computes. Timing fills its inputs with random values, and writes the stream as
     /// decode does.
     Norm(gemv::Norm),
+    /// Rows of a norm that [`gemv_norm`](crate::matmul::gemv_norm) has computed. Such products are not tuned: they get the
+    /// sums of one column.
+    Normed {
+        /// The rows, without their factors.
+        x: &'a Vectors,
+        /// One f32 per row.
+        factors: View,
+        /// The prologue that would have computed them.
+        prologue: Prologue,
+    },
 }
 
 impl Input<'_> {
@@ -25,6 +36,7 @@ impl Input<'_> {
         match self {
             Input::Vectors(x) => Source::Vectors(x),
             Input::Norm(norm) => Source::Norm(norm),
+            Input::Normed { x, factors, .. } => Source::Normed { x, factors },
         }
     }
 }

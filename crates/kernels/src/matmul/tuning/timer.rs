@@ -175,7 +175,7 @@ impl<'a> Timer<'a> {
         let mut filled: Vec<u64> = Vec::new();
         for product in self.groups.iter().flat_map(|group| &group.products) {
             match &product.x {
-                Input::Vectors(x) => {
+                Input::Vectors(x) | Input::Normed { x, .. } => {
                     let address = std::ptr::from_ref(*x).addr() as u64;
                     if !filled.contains(&address) {
                         record_vectors(&mut recorder, self.device, x)?;
