@@ -21,8 +21,11 @@ use super::{
 };
 use crate::output;
 
-/// Tokens that exact verify steps are checked with.
-const CHECKED_TOKENS: usize = 48;
+/// Maximum tokens that exact verify steps are checked with: enough for attention to be split.
+const MAX_CHECKED_TOKENS: usize = 400;
+/// Fewer on slow devices: as many as take this long one by one, but some.
+const CHECK_TIME: Duration = Duration::from_secs(3);
+const MIN_CHECKED_TOKENS: usize = 24;
 
 /// Tokens of a text that are taken as the prompt.
 const PROMPT_TOKENS: usize = 16;
@@ -97,7 +100,7 @@ pub fn run(
     let Some(depth) = plan.depths.first().copied() else { bail!("--speculate decodes: give -n") };
     let mut progress = output::Progress::new();
     let context =
-        (depth + CHECKED_TOKENS as u32 + model::MAX_VERIFY_ROWS as u32 + 1).max(draft::CONTEXT_LENGTH);
+        (depth + MAX_CHECKED_TOKENS as u32 + model::MAX_VERIFY_ROWS as u32 + 1).max(draft::CONTEXT_LENGTH);
     let mut step_times = |mut runner: Runner| -> anyhow::Result<(Runner, Vec<Duration>)> {
         let mut times = vec![];
         for rows in 1..=runner.max_verify_rows() {
@@ -107,12 +110,12 @@ pub fn run(
         Ok((runner, times))
     };
     let (mut runner, fastest) = step_times(speed::runner(model, 1, context, plan)?)?;
-    let mut exact = None;
+    let (mut exact, mut checked_tokens) = (None, 0);
     if model.check_exact_verify().is_ok() {
         drop(runner);
         let (exact_runner, times) = step_times(speed::runner(model, 1, context, plan)?.with_exact_verify())?;
         runner = exact_runner;
-        check_tokens(&mut runner, depth)?;
+        checked_tokens = check_tokens(&mut runner)?;
         exact = Some(times);
     }
     // What `--speculate auto` does.
@@ -155,7 +158,7 @@ pub fn run(
         };
     }
     if exact.is_some() {
-        text += &format!("\n{CHECKED_TOKENS} tokens of exact steps are those of single steps, bit for bit\n");
+        text += &format!("\n{checked_tokens} tokens of exact steps are those of single steps, bit for bit\n");
     }
     if let Some(Gain { tokens, tokens_per_step, drafted_tokens, accepted_tokens, gain }) = gain {
         text += &format!(
@@ -180,17 +183,20 @@ pub fn run(
 }
 
 /// Decodes tokens one by one and by verify steps of 8, 4 and 2 rows, and compares them with their log probabilities.
-fn check_tokens(runner: &mut Runner, depth: u32) -> anyhow::Result<()> {
+/// Returns how many.
+fn check_tokens(runner: &mut Runner) -> anyhow::Result<usize> {
     let sampling = Sampling { temperature: 1.0, seed: 1, ..Sampling::default() };
-    let mut sequence = runner.start_at(depth)?;
+    let (mut sequence, start) = (runner.start()?, Instant::now());
     let mut expected = vec![(1, 0)];
-    while expected.len() <= CHECKED_TOKENS {
+    let is_slow = |tokens: usize| tokens > MIN_CHECKED_TOKENS && start.elapsed() > CHECK_TIME;
+    let max_tokens = MAX_CHECKED_TOKENS.min(runner.cache().limits().context_length as usize - 1);
+    while expected.len() <= max_tokens && !is_slow(expected.len()) {
         let row = DecodeRow::new(&mut sequence, expected[expected.len() - 1].0, &sampling);
         expected
             .extend(runner.decode(&mut [row], 1)?[0].iter().map(|one| (one.token, one.logprob.to_bits())));
     }
     drop(sequence);
-    let mut sequence = runner.start_at(depth)?;
+    let mut sequence = runner.start()?;
     let (mut at, mut rows) = (0, [8, 4, 2].into_iter().cycle());
     while at + 8 < expected.len() {
         let count = rows.next().unwrap_or(2).min(runner.max_verify_rows());
@@ -205,7 +211,7 @@ fn check_tokens(runner: &mut Runner, depth: u32) -> anyhow::Result<()> {
                 bail!(
                     "row {index} of {count} after {} tokens has token {} with log probability {}, but by itself token {token} \
                      with {}: please report this, and use --speculate off",
-                    depth as usize + at,
+                    at,
                     one.token,
                     one.logprob,
                     f32::from_bits(logprob)
@@ -214,7 +220,7 @@ fn check_tokens(runner: &mut Runner, depth: u32) -> anyhow::Result<()> {
         }
         at += verified.len();
     }
-    Ok(())
+    Ok(at)
 }
 
 /// The median time of a verify step of this many rows after `depth` tokens.
