@@ -56,14 +56,24 @@ clients: setup model ## test the server with OpenAI's and Anthropic's Python and
 	scripts/programs.sh target/debug/indrik
 
 # Of each other's packages, one has a command with the other's name: a virtual environment each.
-scaleout: setup ## test two servers behind gateways (SMG, vllm-router) with the commands of docs/scale-out.md: restarts, kill -9, lost devices, full queues, prefix routing (Python 3.11, 3 minutes)
+scaleout: setup ## test two servers behind gateways (SMG, vllm-router) with the commands of docs/scale-out.md: restarts, kill -9, lost devices, full queues, prefix routing, KV events; check the Kubernetes objects (Python 3.11, npm, 4 minutes)
 	cargo build
 	$(call gateway,smg==1.13.0)
 	$(call gateway,vllm-router==0.1.16)
 	$(call gateway,kubernetes-validate==1.37.0)
 	$(call gateway,pyzmq==27.3.0 msgspec==0.22.0)
 	target/scaleout/kubernetes-validate/bin/kubernetes-validate --strict packaging/kubernetes/server.yaml
+	$(call modules,$(kubernetes_models))
+	scripts/check_manifests.mjs target/scaleout/modules packaging/kubernetes/monitoring.yaml packaging/kubernetes/inference-pool.yaml
 	scripts/scaleout.py target/debug/indrik target/scaleout/smg/bin/smg target/scaleout/vllm-router/bin/vllm-router target/scaleout/pyzmq/bin/python crates/model/tests/fixtures/gguf_q8_0/model.gguf
+
+kubernetes_models = @kubernetes-models/gateway-api@2.0.0 @kubernetes-models/keda@2.0.0 @kubernetes-models/prometheus-operator@6.0.0 \
+	esbuild@0.28.2 js-yaml@4.1.0 typescript@7.0.2
+
+# Installs npm packages at their versions, once.
+modules = folder=target/scaleout/modules; [ "$$(cat $$folder/installed 2> /dev/null)" = "$(strip $(1))" ] || \
+	{ rm -rf $$folder && mkdir -p $$folder && echo '{"private": true}' > $$folder/package.json && \
+	npm install --prefix $$folder --silent --no-audit --no-fund $(1) && echo "$(strip $(1))" > $$folder/installed; }
 
 # Installs packages at their versions, once.
 gateway = folder=target/scaleout/$(firstword $(subst ==, ,$(1))); [ "$$(cat $$folder/installed 2> /dev/null)" = "$(1)" ] || \

@@ -555,6 +555,38 @@ def ask_and_compare(fleet, followers):
             f"the same after a replay; {len(shared)} hashes in common")
 
 
+def cpu_seconds(process):
+    """Processor time that a process has used."""
+    fields = open(f"/proc/{process.process.pid}/stat").read().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def memory(process):
+    """Resident memory of a process in MB: all, and what no other process shares."""
+    lines = open(f"/proc/{process.process.pid}/smaps_rollup").read().splitlines()[1:]
+    sizes = {line.split(":")[0]: int(line.split()[1]) / 1000 for line in lines}
+    return sizes["Rss"], sizes["Private_Clean"] + sizes["Private_Dirty"]
+
+
+def costs(tools):
+    """What a gateway and a second server process cost on one machine. Measures, and checks nothing."""
+    with Fleet(tools, "smg") as fleet:
+        per_request = {}
+        for max_tokens in (8, 32):
+            load = Load(fleet.gateway_port, clients=4, max_tokens=max_tokens, ignore_eos=True)
+            load.wait_count(100)
+            before = load.count(), cpu_seconds(fleet.gateway)
+            load.wait_count(before[0] + 1000)
+            requests, seconds = load.count() - before[0], cpu_seconds(fleet.gateway) - before[1]
+            check(not load.end(), "a request failed")
+            per_request[max_tokens] = seconds / requests
+        per_token = (per_request[32] - per_request[8]) / 24
+        sizes = {one.name: memory(one) for one in [*fleet.servers, fleet.gateway]}
+        sizes = "; ".join(f"{name} {rss:.0f} MB resident, {own:.0f} MB its own" for name, (rss, own) in sizes.items())
+        return (f"the gateway takes {per_request[8] * 1000:.2f} ms of a core per request of 8 tokens, {per_token * 1e6:.0f} us per "
+                f"further token; {sizes}")
+
+
 TESTS = {
     "names": names,
     "kv events": follow_events,
@@ -567,6 +599,9 @@ TESTS = {
     "vllm-router: kill -9": lambda tools: kill(tools, "vllm-router"),
 }
 
+# Run by name only.
+MEASUREMENTS = {"costs": costs}
+
 
 def main():
     indrik, smg, router, python, model, *selected = sys.argv[1:]
@@ -576,7 +611,7 @@ def main():
     for name in selected or TESTS:
         started = time.monotonic()
         try:
-            result = TESTS[name](tools)
+            result = {**TESTS, **MEASUREMENTS}[name](tools)
         except Failed as failure:
             failed.append(name)
             result = f"FAILED: {failure}"
