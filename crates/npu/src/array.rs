@@ -27,7 +27,7 @@ mod host;
 mod interpreter;
 mod scheduler;
 mod state;
-mod switch;
+pub(crate) mod switch;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Matrix products of any shape on a public overlay: C = A × B, int16 in, int32 out.
+//! Matrix products of any shape on an overlay: C = A × B, int16 or int8 in, int32 out.
 //!
 //! An overlay's routes, locks and programs are fixed; a stream chooses what the shim tiles read and write. The
 //! unit of work is a block of C: one tile of C per core, over the overlay's own K. A [`GemmPlan`] pads a shape to
@@ -14,15 +14,42 @@
 //! # Ok::<(), npu::Error>(())
 //! ```
 
+mod int8;
 mod overlay;
 mod stream;
 
-pub use overlay::{Overlay, ShimPort};
+pub use int8::Int8;
+pub use overlay::{Factors, Overlay, ShimPort};
 
 use crate::error::{Error, Result};
 
 /// The most bytes of a matrix on the NPU's side.
 const MAX_BYTES: usize = 1 << 32;
+
+/// An element of A or B.
+pub trait Factor: Copy {
+    /// The type that an overlay must take.
+    const FACTORS: Factors;
+
+    /// Its low bytes, of which the first are those of its type.
+    fn to_bytes(self) -> [u8; 2];
+}
+
+impl Factor for i8 {
+    const FACTORS: Factors = Factors::Int8;
+
+    fn to_bytes(self) -> [u8; 2] {
+        i16::from(self).to_le_bytes()
+    }
+}
+
+impl Factor for i16 {
+    const FACTORS: Factors = Factors::Int16;
+
+    fn to_bytes(self) -> [u8; 2] {
+        self.to_le_bytes()
+    }
+}
 
 /// How an overlay computes a product.
 #[derive(Debug, Clone)]
@@ -46,8 +73,8 @@ impl<'a> GemmPlan<'a> {
         };
         let bytes = |rows: usize, columns: usize, size: usize| rows.checked_mul(columns)?.checked_mul(size);
         let sizes = [
-            bytes(pm, pk, 2),
-            bytes(pk, pn, 2),
+            bytes(pm, pk, overlay.factors.bytes()),
+            bytes(pk, pn, overlay.factors.bytes()),
             bytes(pm, pn, 4).and_then(|plane| plane.checked_mul(pk / block_k)),
         ];
         if !sizes.iter().all(|size| size.is_some_and(|size| size <= MAX_BYTES)) {
@@ -74,13 +101,13 @@ impl<'a> GemmPlan<'a> {
     }
 
     /// Argument 0 of the stream: A, `m` × `k` by rows, with zeros around it.
-    pub fn pack_a(&self, a: &[i16]) -> Result<Vec<u8>> {
+    pub fn pack_a<T: Factor>(&self, a: &[T]) -> Result<Vec<u8>> {
         let (m, k, _) = self.shape;
         self.pack(a, (m, k), (self.padded.0, self.padded.1))
     }
 
     /// Argument 1 of the stream: B, `k` × `n` by rows, with zeros around it.
-    pub fn pack_b(&self, b: &[i16]) -> Result<Vec<u8>> {
+    pub fn pack_b<T: Factor>(&self, b: &[T]) -> Result<Vec<u8>> {
         let (_, k, n) = self.shape;
         self.pack(b, (k, n), (self.padded.1, self.padded.2))
     }
@@ -107,15 +134,21 @@ impl<'a> GemmPlan<'a> {
         Ok(c)
     }
 
-    fn pack(&self, matrix: &[i16], from: (usize, usize), to: (usize, usize)) -> Result<Vec<u8>> {
+    fn pack<T: Factor>(&self, matrix: &[T], from: (usize, usize), to: (usize, usize)) -> Result<Vec<u8>> {
         if matrix.len() != from.0 * from.1 {
             let reason = format!("a matrix of {} × {} has {} elements", from.0, from.1, matrix.len());
             return Err(self.refuse(reason));
         }
-        let mut bytes = vec![0; to.0 * to.1 * 2];
-        for (row, target) in matrix.chunks_exact(from.1).zip(bytes.chunks_exact_mut(to.1 * 2)) {
-            for (value, bytes) in row.iter().zip(target.chunks_exact_mut(2)) {
-                bytes.copy_from_slice(&value.to_le_bytes());
+        if T::FACTORS != self.overlay.factors {
+            let reason =
+                format!("{} multiplies {:?}, not {:?}", self.overlay.name, self.overlay.factors, T::FACTORS);
+            return Err(self.refuse(reason));
+        }
+        let size = T::FACTORS.bytes();
+        let mut bytes = vec![0; to.0 * to.1 * size];
+        for (row, target) in matrix.chunks_exact(from.1).zip(bytes.chunks_exact_mut(to.1 * size)) {
+            for (value, bytes) in row.iter().zip(target.chunks_exact_mut(size)) {
+                bytes.copy_from_slice(&value.to_bytes()[..size]);
             }
         }
         Ok(bytes)

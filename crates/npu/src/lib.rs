@@ -6,7 +6,7 @@
 //! | [`xclbin`] | overlays: container, partition, PDI, CDO; reader and writer |
 //! | [`txn`] | instruction streams: encoder, decoder, disassembler |
 //! | [`tile`] | addresses and registers of the tile array |
-//! | [`gemm`] | matrix products of any shape: overlays by hash, and a generator of streams |
+//! | [`gemm`] | matrix products of any shape: overlays by hash, one of our own, and a generator of streams |
 //! | [`array`](mod@array) | a model of the tile array that runs an overlay and a stream on the CPU |
 //! | [`bundle`] | programs of the cores: bundles and their slots; reader and writer |
 //! | [`isa`] | the cores' instructions: assembler, disassembler, decoder |

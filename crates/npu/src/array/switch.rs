@@ -5,7 +5,7 @@ use crate::tile::{TileKind, TilePlace};
 
 /// What is behind a port of a stream switch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Port {
+pub(crate) enum Port {
     Dma(usize),
     North(usize),
     South(usize),
@@ -92,9 +92,15 @@ fn port(side: Side, mut index: usize) -> Port {
 }
 
 /// The number of a port.
-pub(super) fn slave_index(kind: TileKind, wanted: Port) -> Option<usize> {
+pub(crate) fn slave_index(kind: TileKind, wanted: Port) -> Option<usize> {
     let count: usize = slaves(kind).iter().map(|(_, count)| count).sum();
     (0..count).find(|&index| wanted != Port::Unmodelled && port(slaves(kind), index) == wanted)
+}
+
+/// The number of an output port.
+pub(crate) fn master_index(kind: TileKind, wanted: Port) -> Option<usize> {
+    let count: usize = masters(kind).iter().map(|(_, count)| count).sum();
+    (0..count).find(|&index| wanted != Port::Unmodelled && port(masters(kind), index) == wanted)
 }
 
 const ENABLE: u32 = 1 << 31;

@@ -99,35 +99,35 @@ impl GemmPlan<'_> {
     }
 
     fn transfer_a(&self, phase: Phase, index: usize) -> Transfer {
-        let kernel = self.overlay.kernel;
+        let (kernel, bytes) = (self.overlay.kernel, self.overlay.factors.bytes());
         let (block_m, block_k, _) = self.overlay.block();
         let k = self.padded.1;
         Transfer {
             argument: 0,
-            offset: 2 * ((phase.row * block_m + index * kernel.m) * k + phase.split * block_k),
-            length: kernel.m * block_k / 2,
-            width: kernel.k / 2,
+            offset: bytes * ((phase.row * block_m + index * kernel.m) * k + phase.split * block_k),
+            length: bytes * kernel.m * block_k / 4,
+            width: bytes * kernel.k / 4,
             rows: kernel.m,
-            row_step: k / 2,
-            next: kernel.k / 2,
+            row_step: bytes * k / 4,
+            next: bytes * kernel.k / 4,
             iteration: (0, 1),
             times: phase.columns,
         }
     }
 
     fn transfer_b(&self, phase: Phase, index: usize) -> Transfer {
-        let kernel = self.overlay.kernel;
+        let (kernel, bytes) = (self.overlay.kernel, self.overlay.factors.bytes());
         let (_, block_k, block_n) = self.overlay.block();
         let n = self.padded.2;
         Transfer {
             argument: 1,
-            offset: 2 * (phase.split * block_k * n + phase.column * block_n + index * kernel.n),
-            length: kernel.n * block_k / 2,
-            width: kernel.n / 2,
+            offset: bytes * (phase.split * block_k * n + phase.column * block_n + index * kernel.n),
+            length: bytes * kernel.n * block_k / 4,
+            width: bytes * kernel.n / 4,
             rows: kernel.k,
-            row_step: n / 2,
-            next: kernel.k * n / 2,
-            iteration: (block_n / 2, phase.columns),
+            row_step: bytes * n / 4,
+            next: bytes * kernel.k * n / 4,
+            iteration: (bytes * block_n / 4, phase.columns),
             times: phase.columns,
         }
     }

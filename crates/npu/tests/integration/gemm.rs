@@ -66,8 +66,8 @@ fn shapes_that_do_not_fit() {
 fn matrices_of_the_wrong_size() {
     let overlay = small_overlay::overlay();
     let plan = GemmPlan::new(&overlay, 2, 3, 4).expect("a plan");
-    assert!(plan.pack_a(&[0; 5]).is_err());
-    assert!(plan.pack_b(&[0; 13]).is_err());
+    assert!(plan.pack_a(&[0i16; 5]).is_err());
+    assert!(plan.pack_b(&[0i16; 13]).is_err());
     assert!(plan.unpack_c(&[0; 4]).is_err());
     assert_eq!((plan.padded(), plan.k_splits(), plan.c_bytes()), ((8, 32, 8), 1, 256));
 }

@@ -1,8 +1,8 @@
 //! Cores that execute their instructions, compared with the CPU and with cores that are known by hash.
 
-use npu::array::{Array, CoreLibrary, Fault};
+use npu::array::{Array, CoreLibrary, Fault, HostMemory};
 use npu::bundle::Bundle;
-use npu::gemm::{GemmPlan, Overlay};
+use npu::gemm::{GemmPlan, Int8, Overlay};
 use npu::isa::Instruction;
 use npu::tile::{Address, Register, TilePlace};
 use npu::txn::Stream;
@@ -162,6 +162,38 @@ fn a_changed_instruction_is_noticed() {
     println!("{} of {count} changes are not noticed:\n{}", missed.len(), missed.join("\n"));
     // What is left are events, registers that are saved for nobody, and bits that change nothing here.
     assert!(count > 40 && missed.len() * 12 < count, "{} of {count}", missed.len());
+}
+
+#[test]
+fn a_changed_instruction_of_the_int8_overlay_is_noticed() {
+    let size = Int8::new(1, 1).expect("a size");
+    let (overlay, cdo) = (size.overlay().expect("an overlay"), size.cdo().expect("a CDO"));
+    let (command, bytes) = program(&cdo);
+    // Three tiles of C: both buffers of each pair, and one that is used again.
+    let plan = GemmPlan::new(&overlay, 192, 512, 32).expect("a plan");
+    let stream = plan.stream().expect("a stream");
+    let mut random = Random(13);
+    let mut matrix = |len: usize| -> Vec<i8> { (0..len).map(|_| random.next() as i8).collect() };
+    let (a, b) = (matrix(192 * 512), matrix(512 * 32));
+    let [a, b] = [plan.pack_a(&a).expect("A"), plan.pack_b(&b).expect("B")];
+    let run = |program: &[u8]| {
+        let mut host = HostMemory::from_arguments(vec![a.clone(), b.clone(), vec![0xa5; plan.c_bytes()]]);
+        let array = interpreted(&overlay, &with_program(&cdo, command, program))?;
+        array.with_limit(8000).run(&stream, &mut host)?;
+        plan.unpack_c(host.argument(2).expect("three arguments"))
+    };
+    let want = run(&bytes).expect("the program as it is");
+    let all = std::env::var_os("INDRIK_TEST_ALL").is_some();
+    let changes = changes(&bytes, 0..bytes.len(), &mut random);
+    let (mut count, mut missed) = (0, Vec::new());
+    for change in changes.iter().step_by(if all { 1 } else { 15 }) {
+        count += 1;
+        if run(&change.program).is_ok_and(|have| have == want) {
+            missed.push(format!("{:#x}: {}", change.at, change.text));
+        }
+    }
+    println!("{} of {count} changes are not noticed:\n{}", missed.len(), missed.join("\n"));
+    assert!(count > 20 && missed.len() * 12 < count, "{} of {count}", missed.len());
 }
 
 #[test]

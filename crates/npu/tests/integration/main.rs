@@ -7,6 +7,7 @@ mod array;
 mod files;
 mod gemm;
 mod hostile;
+mod int8;
 mod interpreter;
 mod mutation;
 mod runtime;
