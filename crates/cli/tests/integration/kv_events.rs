@@ -166,6 +166,23 @@ fn a_server_whose_sockets_are_misused_serves_on() {
 }
 
 #[test]
+fn addresses_that_others_reach_are_warned_about() {
+    if !has_device() {
+        return;
+    }
+    let start = |flags: &[&str]| {
+        let server = Served::start(&mut serve(flags));
+        server.signal("-TERM");
+        server.wait().1
+    };
+    let log = start(&["--host=0.0.0.0", "--kv-events=tcp://*:0"]);
+    assert!(log.contains("warning  KV events at 0.0.0.0:") && log.contains("set --kv-events-topic"), "{log}");
+    let log = start(&["--host=0.0.0.0", "--kv-events=0", "--kv-events-topic=kv@10.0.0.7:8006@m"]);
+    assert!(log.contains(", topic kv@10.0.0.7:8006@m") && !log.contains("warning  KV"), "{log}");
+    assert!(!log.contains("warning  the topic"), "{log}");
+}
+
+#[test]
 fn settings_of_kv_events_that_do_not_fit_are_one_sentence() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = taken.local_addr().unwrap().to_string();

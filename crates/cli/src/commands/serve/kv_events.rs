@@ -84,11 +84,19 @@ pub fn line(publisher: &Publisher) -> String {
     )
 }
 
-/// A warning, if others than this machine can connect.
-pub fn warning(publisher: &Publisher) -> Option<String> {
+/// Warnings about addresses that others can reach, or cannot.
+pub fn warnings(publisher: &Publisher) -> Vec<String> {
     let addresses = [Some(publisher.events_address()), publisher.replay_address()];
-    let exposed = addresses.into_iter().flatten().find(|address| !address.ip().is_loopback())?;
-    Some(format!(
-        "warning  KV events at {exposed} contain the tokens of prompts, and everyone who reaches this port can read them"
-    ))
+    let exposed = addresses.into_iter().flatten().find(|address| !address.ip().is_loopback());
+    let exposed = exposed.map(|exposed| {
+        format!("warning  KV events at {exposed} contain the tokens of prompts, and everyone who reaches this port can read them")
+    });
+    let topic = publisher.topic();
+    let is_nowhere = ["kv@0.0.0.0:", "kv@[::]:"].iter().any(|nowhere| topic.starts_with(nowhere));
+    let nowhere = is_nowhere.then(|| {
+        format!(
+            "warning  the topic of KV events, {topic}, names no address that a router knows: set --kv-events-topic"
+        )
+    });
+    exposed.into_iter().chain(nowhere).collect()
 }

@@ -173,7 +173,7 @@ fn report_ready(
     lines.extend(load::on_demand_line(loader));
     lines.extend(publisher.map(kv_events::line));
     lines.extend(summary::settings_lines(settings, max_body_bytes));
-    lines.extend(publisher.and_then(kv_events::warning));
+    lines.extend(publisher.into_iter().flat_map(kv_events::warnings));
     lines.iter().for_each(|line| announce(format_args!("{line}")));
     let seconds = started.elapsed().as_secs_f64();
     let name = report.as_ref().map_or("The server", |report| report.model());
