@@ -53,7 +53,8 @@ fn new_driver() -> FakeDriver {
         Some(chunks) => HeapRule::Expandable { chunks },
         None => HeapRule::Fixed,
     };
-    let library = Overlay::KNOWN.iter().fold(npu::array::CoreLibrary::new(), |library, overlay| {
+    // Programs of other overlays are executed by their instructions.
+    let library = Overlay::KNOWN.iter().fold(npu::array::CoreLibrary::interpreter(), |library, overlay| {
         library.with(overlay.program, overlay.kernel)
     });
     let driver = FakeDriver::new(rule, library);

@@ -7,13 +7,19 @@ use std::time::{Duration, Instant};
 
 use crate::array::{Array, HostMemory};
 use crate::error::Result;
-use crate::gemm::{GemmPlan, Overlay};
+use crate::gemm::{Factors, GemmPlan, Overlay};
 use crate::runtime::{AccelIo, Context, Device};
 use crate::txn::Stream;
 use crate::xclbin::Pdi;
 
 /// Largest magnitude of an element: no sum of the shapes below comes near 32 bits.
-const MAX_ELEMENT: u64 = 255;
+fn largest(factors: Factors) -> i16 {
+    match factors {
+        Factors::Int8 => 127,
+        Factors::Int16 => 255,
+    }
+}
+
 /// What C holds before a run, so that an element that was not written is noticed.
 const POISON: u8 = 0xa5;
 /// Runs of which the shortest counts.
@@ -77,8 +83,8 @@ pub fn on_model(overlay: &Overlay, image: &[u8], report: &mut dyn FnMut(&Product
         let problem = Problem::new(overlay, shape)?;
         let pdi = Pdi::decode(image)?;
         let mut array = Array::load(overlay.columns, &pdi.cdo, overlay.library())?;
-        let c = vec![POISON; problem.plan.c_bytes()];
-        let mut host = HostMemory::from_arguments(vec![problem.a.clone(), problem.b.clone(), c]);
+        let mut host =
+            HostMemory::from_arguments(vec![problem.a.clone(), problem.b.clone(), problem.poisoned()]);
         array.run(&problem.plan.stream()?, &mut host)?;
         let mut product = problem.product();
         problem.compare(host.argument(2).unwrap_or_default(), &mut product)?;
@@ -130,20 +136,21 @@ fn dispatch<I: AccelIo>(
 }
 
 /// Operands, and the right result.
-struct Problem<'a> {
-    plan: GemmPlan<'a>,
+pub(crate) struct Problem<'a> {
+    pub(crate) plan: GemmPlan<'a>,
     shape: Shape,
-    a: Vec<u8>,
-    b: Vec<u8>,
+    pub(crate) a: Vec<u8>,
+    pub(crate) b: Vec<u8>,
     right: Vec<i32>,
 }
 
 impl<'a> Problem<'a> {
-    fn new(overlay: &'a Overlay, shape: Shape) -> Result<Self> {
+    pub(crate) fn new(overlay: &'a Overlay, shape: Shape) -> Result<Self> {
         let (m, k, n) = shape;
         let plan = GemmPlan::new(overlay, m, k, n)?;
         let mut random = Random(0x5eed + (m * k * n) as u64);
-        let (a, b) = (random.matrix(m * k), random.matrix(k * n));
+        let largest = largest(overlay.factors);
+        let (a, b) = (random.matrix(m * k, largest), random.matrix(k * n, largest));
         let mut right = vec![0i32; m * n];
         for (row, a) in right.chunks_exact_mut(n).zip(a.chunks_exact(k)) {
             for (&a, b) in a.iter().zip(b.chunks_exact(n)) {
@@ -152,10 +159,22 @@ impl<'a> Problem<'a> {
                 }
             }
         }
-        Ok(Self { a: plan.pack_a(&a)?, b: plan.pack_b(&b)?, plan, shape, right })
+        let (a, b) = match overlay.factors {
+            Factors::Int16 => (plan.pack_a(&a)?, plan.pack_b(&b)?),
+            Factors::Int8 => {
+                let narrow = |matrix: &[i16]| matrix.iter().map(|&value| value as i8).collect::<Vec<i8>>();
+                (plan.pack_a(&narrow(&a))?, plan.pack_b(&narrow(&b))?)
+            }
+        };
+        Ok(Self { a, b, plan, shape, right })
     }
 
-    fn product(&self) -> Product {
+    /// What C holds before a run.
+    pub(crate) fn poisoned(&self) -> Vec<u8> {
+        vec![POISON; self.plan.c_bytes()]
+    }
+
+    pub(crate) fn product(&self) -> Product {
         Product { shape: self.shape, compared: 0, wrong: 0, first_wrong: None, shortest: None }
     }
 
@@ -171,8 +190,8 @@ impl<'a> Problem<'a> {
         a.write(&self.a)?;
         b.write(&self.b)?;
         let mut product = self.product();
-        let mut bytes = vec![0; self.plan.c_bytes()];
-        let poison = vec![POISON; bytes.len()];
+        let poison = self.poisoned();
+        let mut bytes = vec![0; poison.len()];
         for _ in 0..REPETITIONS {
             c.write(&poison)?;
             let start = Instant::now();
@@ -185,7 +204,7 @@ impl<'a> Problem<'a> {
         Ok(product)
     }
 
-    fn compare(&self, bytes: &[u8], product: &mut Product) -> Result<()> {
+    pub(crate) fn compare(&self, bytes: &[u8], product: &mut Product) -> Result<()> {
         let found = self.plan.unpack_c(bytes)?;
         let columns = self.shape.2;
         product.compared += found.len();
@@ -203,12 +222,13 @@ impl<'a> Problem<'a> {
 struct Random(u64);
 
 impl Random {
-    fn matrix(&mut self, count: usize) -> Vec<i16> {
-        (0..count).map(|_| self.element()).collect()
+    fn matrix(&mut self, count: usize, largest: i16) -> Vec<i16> {
+        (0..count).map(|_| self.element(largest)).collect()
     }
 
-    fn element(&mut self) -> i16 {
+    fn element(&mut self, largest: i16) -> i16 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        ((self.0 >> 33) % (2 * MAX_ELEMENT + 1)) as i16 - MAX_ELEMENT as i16
+        let values = 2 * largest as u64 + 1;
+        ((self.0 >> 33) % values) as i16 - largest
     }
 }

@@ -207,6 +207,17 @@ fn the_same_products_run_on_the_array_model() {
 }
 
 #[test]
+fn our_own_overlay_needs_no_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = indrik(&["npu", "selftest", "--simulate", "--overlay", "int8", "--json"]);
+    let result = json(&command.env("INDRIK_OVERLAYS_DIR", folder.path()).output().unwrap());
+    assert_eq!((&result["passed"], &result["overlay"]["name"]), (&json!(true), &json!("int8")));
+    let shapes: Vec<&Value> =
+        result["products"].as_array().unwrap().iter().map(|product| &product["k"]).collect();
+    assert_eq!(shapes, [512, 519]);
+}
+
+#[test]
 fn what_cannot_be_run_says_why_and_what_to_do() {
     let folder = tempfile::tempdir().unwrap();
     let selftest = |arguments: &[&str]| {

@@ -17,6 +17,8 @@
 //! A core multiplies tiles of 64 × 128 and 128 × 32, eight rows at a time: eight accumulators of 4 × 8, eight products
 //! and ten loads in eight cycles.
 
+use sha2::{Digest, Sha256};
+
 use super::overlay::{Factors, Overlay, ShimPort, port};
 use crate::array::switch::{Port, master_index, slave_index};
 use crate::array::{CoreLibrary, GemmKernel, PingPong};
@@ -65,6 +67,9 @@ pub struct Int8 {
 }
 
 impl Int8 {
+    /// What the overlay is called.
+    pub const NAME: &'static str = "int8";
+
     /// All sixteen cores.
     pub const WHOLE: Self = Self { columns: 4, rows: 4 };
 
@@ -78,9 +83,8 @@ impl Int8 {
     pub fn overlay(self) -> Result<Overlay> {
         let (columns, rows) = (usize::from(self.columns), usize::from(self.rows));
         Ok(Overlay {
-            name: "int8",
-            // It is not published as a file.
-            file: [0; 32],
+            name: Self::NAME,
+            file: Sha256::digest(self.xclbin()?).into(),
             program: CoreLibrary::digest(&program()?),
             columns: self.columns,
             factors: Factors::Int8,

@@ -5,12 +5,13 @@
 
 use std::collections::BTreeSet;
 
-use npu::gemm::{GemmPlan, Overlay};
+use npu::array::HostMemory;
+use npu::gemm::{Factors, GemmPlan, Int8, Overlay};
 use npu::tile::{Address, Register, TileKind};
 use npu::txn::{Op, Stream};
 use npu::xclbin::{Cdo, CdoCommand};
 
-use super::{Random, cdo, data, load, product, reference, small_overlay};
+use super::{Random, cdo, data, load, reference, small_overlay};
 
 /// Schedules, by seed; a change must fail in at least one. A lock that admits too much fails only when its consumer is
 /// starved: on the small overlay each channel and core is, on the public ones some.
@@ -21,8 +22,8 @@ const PUBLIC: std::ops::Range<u64> = 0..4;
 struct Case<'a> {
     overlay: &'a Overlay,
     plan: GemmPlan<'a>,
-    a: Vec<i16>,
-    b: Vec<i16>,
+    a: Vec<u8>,
+    b: Vec<u8>,
     want: Vec<i32>,
     schedules: std::ops::Range<u64>,
 }
@@ -31,17 +32,30 @@ impl<'a> Case<'a> {
     fn new(overlay: &'a Overlay, (m, k, n): (usize, usize, usize), schedules: std::ops::Range<u64>) -> Self {
         let plan = GemmPlan::new(overlay, m, k, n).expect("a plan");
         let mut random = Random(5);
-        let (a, b) = (random.matrix(m * k), random.matrix(k * n));
+        let (mut a, mut b) = (random.matrix(m * k), random.matrix(k * n));
+        let packed = match overlay.factors {
+            Factors::Int16 => (plan.pack_a(&a), plan.pack_b(&b)),
+            Factors::Int8 => {
+                let narrow = |matrix: &mut [i16]| -> Vec<i8> {
+                    matrix.iter_mut().for_each(|value| *value %= 128);
+                    matrix.iter().map(|&value| value as i8).collect()
+                };
+                (plan.pack_a(&narrow(&mut a)), plan.pack_b(&narrow(&mut b)))
+            }
+        };
         let want = reference(&a, &b, k, n);
-        Self { overlay, plan, a, b, want, schedules }
+        Self { overlay, a: packed.0.expect("A"), b: packed.1.expect("B"), plan, want, schedules }
     }
 
     fn passes(&self, cdo: &Cdo, stream: &Stream) -> bool {
         self.schedules.clone().all(|seed| {
-            let array = load(self.overlay, cdo).map(|array| array.with_seed(seed));
-            let result =
-                array.and_then(|mut array| product(&mut array, stream, &self.plan, &self.a, &self.b));
-            result.is_ok_and(|have| have == self.want)
+            let c = vec![0xa5; self.plan.c_bytes()];
+            let mut host = HostMemory::from_arguments(vec![self.a.clone(), self.b.clone(), c]);
+            // Several times what the products take: a core may run in a loop without an end.
+            let array = load(self.overlay, cdo).map(|array| array.with_seed(seed).with_limit(1 << 14));
+            let run = array.and_then(|mut array| Ok(array.run(stream, &mut host)?));
+            let have = run.and_then(|()| self.plan.unpack_c(host.argument(2).expect("three arguments")));
+            have.is_ok_and(|have| have == self.want)
         })
     }
 }
@@ -204,14 +218,18 @@ fn every_bit_of_a_stream_for_the_small_overlay_matters() {
 /// Changes one bit of each word with a meaning, or of every n-th of them, of a public overlay.
 fn public(overlay: &'static Overlay, shape: (usize, usize, usize), every: usize) {
     let Some(file) = data(&format!("{}.xclbin", overlay.name)) else { return };
-    let cdo = cdo(&file);
+    sampled(overlay, &cdo(&file), shape, every);
+}
+
+/// Changes one bit of every n-th word with a meaning.
+fn sampled(overlay: &Overlay, cdo: &Cdo, shape: (usize, usize, usize), every: usize) {
     let case = Case::new(overlay, shape, PUBLIC);
     let stream = case.plan.stream().expect("a stream");
     let mut random = Random(9);
     let mut unnoticed = Vec::new();
     let mut count = 0;
-    assert!(case.passes(&cdo, &stream), "unchanged");
-    let mut changes = changes(&cdo);
+    assert!(case.passes(cdo, &stream), "unchanged");
+    let mut changes = changes(cdo);
     for (command, word, bits) in &mut changes {
         let mut contents = cdo.commands[*command].clone();
         let (address, _) = words(&mut contents).swap_remove(*word);
@@ -233,8 +251,8 @@ fn public(overlay: &'static Overlay, shape: (usize, usize, usize), every: usize)
             let bits: Vec<u32> = set_bits(bits).collect();
             let bit = bits[random.below(bits.len())];
             count += 1;
-            if case.passes(&flip(&cdo, command, word, bit), &stream) {
-                unnoticed.push(describe(&cdo, command, word, bit));
+            if case.passes(&flip(cdo, command, word, bit), &stream) {
+                unnoticed.push(describe(cdo, command, word, bit));
             }
         }
     }
@@ -250,4 +268,20 @@ fn words_of_one_public_core_matter() {
 #[test]
 fn words_of_sixteen_public_cores_matter() {
     public(&Overlay::GEMM_512_4COL, (256, 512, 384), 61);
+}
+
+#[test]
+fn words_of_our_own_overlay_matter() {
+    let all = std::env::var_os("INDRIK_TEST_ALL").is_some();
+    let one = Int8::new(1, 1).expect("a size");
+    sampled(
+        &one.overlay().expect("an overlay"),
+        &one.cdo().expect("a CDO"),
+        (64, 512, 256),
+        if all { 1 } else { 6 },
+    );
+    if all {
+        let whole = Int8::WHOLE;
+        sampled(&whole.overlay().expect("an overlay"), &whole.cdo().expect("a CDO"), (256, 512, 384), 61);
+    }
 }

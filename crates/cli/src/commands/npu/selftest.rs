@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, bail};
 use clap::Args;
 use npu::{
-    gemm::Overlay,
+    gemm::{Int8, Overlay},
     runtime::{Device, DriverFacts, LinuxIo},
     selftest::{self, Outcome, Product},
     xclbin::Xclbin,
@@ -30,12 +30,13 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// Multiply matrices on the NPU, compare them with the CPU, and measure
 #[derive(Args)]
 #[command(after_help = "Examples: indrik npu selftest\n          indrik npu selftest --simulate\n          \
-    indrik npu selftest --report\n\n\
+    indrik npu selftest --report\n          indrik npu selftest --overlay int8\n\n\
     Not yet run on hardware by us: a report shows whether it works. Exit code 0 if every product is right, 1 \
     otherwise.")]
 pub struct Arguments {
-    /// The overlay: an .xclbin that is known by its SHA-256 (default: the one of `indrik npu pull`)
-    #[arg(long, value_name = "FILE")]
+    /// The overlay: `int8`, which is our own, or an .xclbin that is known by its SHA-256 (default: the one of `indrik
+    /// npu pull`)
+    #[arg(long, value_name = "int8|FILE")]
     overlay: Option<PathBuf>,
     /// Run on the array model in software instead of an NPU; nothing is measured
     #[arg(long, conflicts_with = "node")]
@@ -55,7 +56,7 @@ pub struct Arguments {
 struct Run {
     facts: Option<NpuFacts>,
     driver: Option<DriverFacts>,
-    overlay: Option<&'static Overlay>,
+    overlay: Option<Overlay>,
     /// Products that were reported before an error.
     products: Vec<Product>,
     outcome: Option<Outcome>,
@@ -96,17 +97,17 @@ impl Run {
     fn execute(&mut self, arguments: &Arguments) -> anyhow::Result<()> {
         let node = if arguments.simulate { None } else { Some(self.node(arguments.node.as_deref())?) };
         let (overlay, file) = overlay(arguments.overlay.as_deref())?;
-        self.overlay = Some(overlay);
+        self.overlay = Some(overlay.clone());
         let partition = Xclbin::decode(&file)?.partition()?;
         let image = &partition.pdis.first().context("the overlay has no PDI; pull it again")?.image;
         let products = &mut self.products;
         let mut report = |product: &Product| products.push(product.clone());
         let outcome = match node {
-            None => selftest::on_model(overlay, image, &mut report)?,
+            None => selftest::on_model(&overlay, image, &mut report)?,
             Some(node) => {
                 let io = LinuxIo::open(&node)?;
                 self.driver = Some(DriverFacts::query(&io)?);
-                selftest::on_device(&Device::open(io)?, overlay, image, TIMEOUT, &mut report)?
+                selftest::on_device(&Device::open(io)?, &overlay, image, TIMEOUT, &mut report)?
             }
         };
         self.outcome = Some(outcome);
@@ -162,7 +163,7 @@ impl Run {
             let firmware = firmware(driver).unwrap_or_else(|| "unknown".to_string());
             text += &format!("driver      firmware {firmware}, {}\n", driver_parts(driver).join(", "));
         }
-        if let Some(overlay) = self.overlay {
+        if let Some(overlay) = &self.overlay {
             text += &format!("overlay     {}, SHA-256 {}\n", overlay.name, hex(&overlay.file));
         }
         match (self.products.is_empty(), self.is_simulated) {
@@ -199,7 +200,7 @@ impl Run {
             "passed": self.passed(),
             "ran_on": (!self.products.is_empty()).then_some(if self.is_simulated { "simulator" } else { "npu" }),
             "error": self.error,
-            "overlay": self.overlay.map(|overlay| json!({ "name": overlay.name, "sha256": hex(&overlay.file) })),
+            "overlay": self.overlay.as_ref().map(|overlay| json!({ "name": overlay.name, "sha256": hex(&overlay.file) })),
             "products": products,
             "dispatch_microseconds": dispatch.map(|(shortest, median)| json!({
                 "shortest": shortest.as_secs_f64() * 1e6, "median": median.as_secs_f64() * 1e6,
@@ -211,14 +212,19 @@ impl Run {
 }
 
 /// The overlay to use, and its file.
-fn overlay(given: Option<&Path>) -> anyhow::Result<(&'static Overlay, Vec<u8>)> {
+fn overlay(given: Option<&Path>) -> anyhow::Result<(Overlay, Vec<u8>)> {
     let path = match given {
+        Some(name) if name == Path::new(Int8::NAME) => {
+            return Ok((Int8::WHOLE.overlay()?, Int8::WHOLE.xclbin()?));
+        }
         Some(path) => path.to_path_buf(),
         None => {
             let folder = store::overlay_folder()?;
             match OVERLAYS.iter().find(|overlay| overlay.is_present(&folder)) {
                 Some(overlay) => overlay.file(&folder),
-                None => bail!("there is no overlay yet: `indrik npu pull` downloads them (76 KiB)"),
+                None => bail!(
+                    "there is no overlay yet: `indrik npu pull` downloads them (76 KiB); --overlay int8 needs none"
+                ),
             }
         }
     };
@@ -227,7 +233,7 @@ fn overlay(given: Option<&Path>) -> anyhow::Result<(&'static Overlay, Vec<u8>)> 
         let names: Vec<&str> = Overlay::KNOWN.iter().map(|overlay| overlay.name).collect();
         format!("{} is not a known overlay, by its SHA-256; known: {}", path.display(), names.join(", "))
     })?;
-    Ok((overlay, file))
+    Ok((overlay.clone(), file))
 }
 
 fn product_line(product: &Product) -> String {
