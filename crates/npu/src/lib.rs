@@ -11,6 +11,7 @@
 //! | [`bundle`] | programs of the cores: bundles and their slots; reader and writer |
 //! | [`isa`] | the cores' instructions: assembler, disassembler, decoder |
 //! | [`runtime`] | the driver: heap, buffers, contexts, commands, waits; and a fake driver with the model behind it |
+//! | [`matmul`] | products for an engine: decided at the start, given up after an error; no model uses it yet |
 //! | [`selftest`] | exact products on an overlay, compared with the CPU |
 //!
 //! Not yet run on hardware by us. What can be checked without hardware is checked: sizes and numbers of
@@ -21,6 +22,7 @@ pub mod bundle;
 pub mod error;
 pub mod gemm;
 pub mod isa;
+pub mod matmul;
 pub mod runtime;
 pub mod selftest;
 pub mod tile;

@@ -9,6 +9,7 @@ mod gemm;
 mod hostile;
 mod int8;
 mod interpreter;
+mod matmul;
 mod mutation;
 mod runtime;
 mod small_overlay;
