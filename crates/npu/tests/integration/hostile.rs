@@ -193,6 +193,12 @@ fn random_programs_on_a_core() {
         if random.below(4) == 0 {
             damage(&mut program, &mut random);
         }
+        if let Ok(text) = isa::disassemble(&program) {
+            // Bundles have more than one form; the shortest is the same again.
+            let shortest = isa::assemble(&text).expect("its own text");
+            let again = isa::disassemble(&shortest).expect("a text");
+            assert_eq!(isa::assemble(&again).expect("the same program"), shortest);
+        }
         let data = program
             .chunks_exact(4)
             .map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]))
