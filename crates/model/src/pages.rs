@@ -6,10 +6,10 @@
 //! coming position can still reach. Pages that the window has left are released before new ones are
 //! allocated; dropping a [`Sequence`] releases all of its pages.
 //!
-//! Full pages are indexed in a prefix tree, by their tokens and all tokens before them. A new sequence shares
-//! the pages that its prompt starts with. Of a page that its prompt has in common only up to some token it gets
-//! a copy, to continue in. `events` tells other programs what the tree holds. docs/engine.md describes what the prefix cache keeps and the order
-//! of eviction.
+//! Full pages are indexed in a prefix tree, by their tokens and all tokens before them. A new sequence
+//! shares the pages that its prompt starts with. Of a page that its prompt has in common only up to some
+//! token it gets a copy, to continue in. `events` tells other programs what the tree holds. docs/engine.md
+//! describes what the prefix cache keeps and the order of eviction.
 
 mod events;
 mod prefix_tree;
