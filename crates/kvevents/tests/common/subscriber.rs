@@ -44,6 +44,7 @@ impl Connection {
     pub fn greet(address: SocketAddr, minor: u8) -> Connection {
         let mut stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+        stream.set_nodelay(true).unwrap();
         // As libzmq does: its signature, then the rest.
         stream.write_all(b"\xff\0\0\0\0\0\0\0\x01\x7f").unwrap();
         let mut greeting = [0; 64];
