@@ -217,6 +217,21 @@ fn our_own_overlay_needs_no_file() {
     assert_eq!(shapes, [512, 519]);
 }
 
+/// Ten runs of 32 blocks on sixteen interpreted cores: minutes, so only with `INDRIK_TEST_ALL`.
+#[test]
+fn our_own_overlay_goes_through_real_calls() {
+    if std::env::var_os("INDRIK_TEST_ALL").is_none() {
+        println!("skipped: INDRIK_TEST_ALL is not set");
+        return;
+    }
+    let faked = Faked { overlay: PathBuf::from("int8"), folder: tempfile::tempdir().unwrap() };
+    let (output, calls) = faked.run("int8", &[]);
+    assert!(output.status.success(), "{}{}", stdout(&output), stderr(&output));
+    let result = json(&output);
+    assert_eq!((&result["passed"], &result["ran_on"]), (&json!(true), &json!("npu")));
+    assert_eq!(calls.iter().filter(|call| *call == "EXEC_CMD").count(), 40);
+}
+
 #[test]
 fn what_cannot_be_run_says_why_and_what_to_do() {
     let folder = tempfile::tempdir().unwrap();
