@@ -424,14 +424,16 @@ void finish(uint first_panel, uint panels, uint set, float factors[COLUMNS], uin
         }
         uint first = (y_first_column + column) * push.y_stride + push.y_first + panel * OUTPUTS;
         float factor = factor_of(factors, column);
-        float sum = reduced(from, column, row) * factor;
+        // Not contracted with what follows: the bits of a column must not depend on the others.
+        precise float sum = reduced(from, column, row) * factor;
         if (EPILOGUE == 0) {
             if (panel * OUTPUTS + row < push.rows) {
                 push.y.data[split_first + first + row] = sum;
             }
             continue;
         }
-        float value = gated(sum, reduced(from, column, row + STRIP) * factor);
+        precise float up = reduced(from, column, row + STRIP) * factor;
+        float value = gated(sum, up);
         if (!INT16_OUTPUT) {
             push.y.data[first + row] = value;
             continue;

@@ -47,7 +47,12 @@ float block_squares(vec4 value) {
     for (uint i = thread_index() % BLOCK; i < BLOCKS; i += BLOCK) {                                                    \
         result += sums[column * BLOCKS + i];                                                                           \
     }                                                                                                                  \
-    result = inversesqrt(block_sum(result) / float(push.k) + push.epsilon)
+    {                                                                                                                  \
+        /* Not contracted: a compiler would do so in one shader and not in another. */                                 \
+        precise float mean = block_sum(result) / float(push.k);                                                        \
+        precise float shifted = mean + push.epsilon;                                                                   \
+        result = inversesqrt(shifted);                                                                                 \
+    }
 
 #ifndef NORM_ONLY
 // Copies x unchanged, or multiplied by the weights of its columns.
@@ -123,7 +128,7 @@ void norm_x(inout float factors[COLUMNS], uint first_row, bool writes_stream) {
         barrier();
         [[unroll]] for (uint column = 0; column < COLUMNS; column++) {
             float factor;
-            REDUCE_SQUARES(squares_of_sublayer, column, factor);
+            REDUCE_SQUARES(squares_of_sublayer, column, factor)
             [[unroll]] for (uint j = 0; j < PER_THREAD; j++) {
                 uint at = column * PER_THREAD + j;
                 stream[at] = fma(sublayer[at] * factor, post_weight[j], stream[at]);
@@ -167,7 +172,7 @@ void norm_x(inout float factors[COLUMNS], uint first_row, bool writes_stream) {
     }
     barrier();
     [[unroll]] for (uint column = 0; column < COLUMNS; column++) {
-        REDUCE_SQUARES(squares_of_stream, column, factors[column]);
+        REDUCE_SQUARES(squares_of_stream, column, factors[column])
     }
 }
 
