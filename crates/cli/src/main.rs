@@ -64,7 +64,22 @@ enum Command {
     Man(commands::man::Arguments),
 }
 
+/// Lets Mesa's CPU driver use vectors of 512 bits on processors that have them, unless the environment says otherwise: its
+/// default is 256 at most. Products take about half the time.
+fn widen_cpu_driver() {
+    const WIDTH: &str = "LP_NATIVE_VECTOR_WIDTH";
+    #[cfg(target_arch = "x86_64")]
+    if std::arch::is_x86_feature_detected!("avx512bw") && std::env::var_os(WIDTH).is_none() {
+        // SAFETY: no other thread runs yet that could read the environment.
+        #[allow(unsafe_code)]
+        unsafe {
+            std::env::set_var(WIDTH, "512");
+        }
+    }
+}
+
 fn main() -> ExitCode {
+    widen_cpu_driver();
     let matches = Arguments::command().get_matches();
     let arguments = Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     // `serve` starts logging itself, once its settings are known.

@@ -349,6 +349,7 @@ fn query_caps(
     }
     // SAFETY: as above.
     unsafe { vk_instance.get_physical_device_features2(raw, &mut features) };
+    let int64 = features.features.shader_int64 == vk::TRUE;
 
     let missing_core = [
         (f12.buffer_device_address, "bufferDeviceAddress"),
@@ -361,6 +362,7 @@ fn query_caps(
     let subgroup = |operation| subgroup_in_compute && p11.subgroup_supported_operations.contains(operation);
     let limits = &base.limits;
     Caps {
+        cpu: base.device_type == vk::PhysicalDeviceType::CPU,
         api_version: version(base.api_version),
         missing_core: missing_core
             .iter()
@@ -377,6 +379,7 @@ fn query_caps(
         subgroup_shuffle: subgroup(vk::SubgroupFeatureFlags::SHUFFLE),
         float16: f12.shader_float16 == vk::TRUE,
         int8: f12.shader_int8 == vk::TRUE,
+        int64,
         storage16: f11.storage_buffer16_bit_access == vk::TRUE,
         storage8: f12.storage_buffer8_bit_access == vk::TRUE,
         integer_dot: f13.shader_integer_dot_product == vk::TRUE,

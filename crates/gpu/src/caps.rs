@@ -91,6 +91,8 @@ pub struct MatrixShape {
 /// Limits and features of a device.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Caps {
+    /// Whether shaders run on the CPU.
+    pub cpu: bool,
     /// Vulkan version of the device, such as `1.4.305`.
     pub api_version: String,
     /// Features of tier T0 that the device lacks, by Vulkan name.
@@ -113,6 +115,8 @@ pub struct Caps {
     pub float16: bool,
     /// 8-bit integer arithmetic.
     pub int8: bool,
+    /// 64-bit integer arithmetic and loads.
+    pub int64: bool,
     /// Buffers of 16-bit elements.
     pub storage16: bool,
     /// Buffers of 8-bit elements.
@@ -218,6 +222,7 @@ impl Caps {
     /// A typical GPU with Vulkan 1.3, the base of the well-known devices.
     fn typical() -> Caps {
         Caps {
+            cpu: false,
             api_version: "1.3.0".into(),
             missing_core: vec![],
             subgroup_size: 32,
@@ -229,6 +234,7 @@ impl Caps {
             subgroup_shuffle: true,
             float16: true,
             int8: true,
+            int64: true,
             storage16: true,
             storage8: true,
             integer_dot: true,
@@ -254,6 +260,7 @@ impl Caps {
             float16: false,
             storage16: false,
             integer_dot: false,
+            int64: false,
             integer_dot_accelerated: false,
             subgroup_arithmetic: false,
             subgroup_shuffle: false,
@@ -312,6 +319,7 @@ pub mod known {
     /// Mesa's CPU driver with 256-bit vectors.
     pub fn mesa_cpu() -> Caps {
         Caps {
+            cpu: true,
             subgroup_size: 8,
             min_subgroup_size: 8,
             max_subgroup_size: 8,
@@ -321,6 +329,11 @@ pub mod known {
             max_allocation: 2 << 30,
             ..Caps::typical()
         }
+    }
+
+    /// The same with 512-bit vectors.
+    pub fn mesa_cpu_wide() -> Caps {
+        Caps { subgroup_size: 16, min_subgroup_size: 16, max_subgroup_size: 16, ..mesa_cpu() }
     }
 
     /// A device with only what Vulkan 1.3 requires.

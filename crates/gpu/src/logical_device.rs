@@ -96,12 +96,14 @@ impl LogicalDevice {
         let mut f_conditional =
             vk::PhysicalDeviceConditionalRenderingFeaturesEXT::default().conditional_rendering(true);
 
+        let features = vk::PhysicalDeviceFeatures::default().shader_int64(caps.int64);
         let priorities = [1.0];
         let queues =
             [vk::DeviceQueueCreateInfo::default().queue_family_index(family).queue_priorities(&priorities)];
         let mut create = vk::DeviceCreateInfo::default()
             .queue_create_infos(&queues)
             .enabled_extension_names(&names)
+            .enabled_features(&features)
             .push_next(&mut f11)
             .push_next(&mut f12)
             .push_next(&mut f13);

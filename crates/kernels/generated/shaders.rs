@@ -584,6 +584,145 @@ pub mod attention_paged {
     pub static TIERS: &[(u32, &gpu::Shader)] = &[(0, &T0), (1, &T1)];
 }
 
+/// Generated from `src/attention/paged/attention_paged_wide.comp`.
+pub mod attention_paged_wide {
+    /// Push constants of `attention_paged_wide.comp`.
+    #[derive(Clone, Debug)]
+    pub struct Push {
+        /// Read by the shader.
+        pub q: gpu::Address,
+        /// Read by the shader.
+        pub k: gpu::Address,
+        /// Read by the shader.
+        pub v: gpu::Address,
+        /// Read by the shader.
+        pub positions: gpu::Address,
+        /// Read by the shader.
+        pub last_visible: gpu::Address,
+        /// Read by the shader.
+        pub slots: gpu::Address,
+        /// Read by the shader.
+        pub table: gpu::Address,
+        /// Read by the shader.
+        pub active_rows: gpu::Address,
+        /// Read by the shader.
+        pub chunk_ends: gpu::Address,
+        /// Written by the shader.
+        pub o: gpu::Address,
+        /// Written by the shader.
+        pub max_and_sum: gpu::Address,
+        /// `uint` in the shader.
+        pub heads: u32,
+        /// `uint` in the shader.
+        pub kv_heads: u32,
+        /// `uint` in the shader.
+        pub o_stride: u32,
+        /// `uint` in the shader.
+        pub table_stride: u32,
+        /// `uint` in the shader.
+        pub window: u32,
+        /// `uint` in the shader.
+        pub splits: u32,
+        /// `uint` in the shader.
+        pub min_blocks: u32,
+        /// `uint` in the shader.
+        pub chunks: u32,
+    }
+
+    impl gpu::PushConstants for Push {
+        const SIZE: u32 = 120;
+
+        fn encode(&self, writer: &mut gpu::PushWriter) {
+            writer.buffer(0, &self.q, gpu::Access::Read);
+            writer.buffer(8, &self.k, gpu::Access::Read);
+            writer.buffer(16, &self.v, gpu::Access::Read);
+            writer.buffer(24, &self.positions, gpu::Access::Read);
+            writer.buffer(32, &self.last_visible, gpu::Access::Read);
+            writer.buffer(40, &self.slots, gpu::Access::Read);
+            writer.buffer(48, &self.table, gpu::Access::Read);
+            writer.buffer(56, &self.active_rows, gpu::Access::Read);
+            writer.buffer(64, &self.chunk_ends, gpu::Access::Read);
+            writer.buffer(72, &self.o, gpu::Access::Write);
+            writer.buffer(80, &self.max_and_sum, gpu::Access::Write);
+            writer.word(88, self.heads);
+            writer.word(92, self.kv_heads);
+            writer.word(96, self.o_stride);
+            writer.word(100, self.table_stride);
+            writer.word(104, self.window);
+            writer.word(108, self.splits);
+            writer.word(112, self.min_blocks);
+            writer.word(116, self.chunks);
+        }
+    }
+
+    /// Specialisation constants of `attention_paged_wide.comp`.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub struct Constants {
+        /// `THREADS`: `uint`, constant 0.
+        pub threads: u32,
+        /// `LANES`: `uint`, constant 1.
+        pub lanes: u32,
+        /// `HEAD_DIM`: `uint`, constant 2.
+        pub head_dim: u32,
+        /// `ROWS`: `uint`, constant 3.
+        pub rows: u32,
+        /// `HEADS`: `uint`, constant 4.
+        pub heads: u32,
+        /// `KEYS`: `uint`, constant 5.
+        pub keys: u32,
+        /// `PAGE_SIZE`: `uint`, constant 6.
+        pub page_size: u32,
+        /// `KV_BITS`: `uint`, constant 7.
+        pub kv_bits: u32,
+        /// `SPLIT`: `bool`, constant 8.
+        pub split: bool,
+    }
+
+    impl Default for Constants {
+        fn default() -> Self {
+            Self {
+                threads: 128,
+                lanes: 32,
+                head_dim: 256,
+                rows: 1,
+                heads: 4,
+                keys: 2,
+                page_size: 64,
+                kv_bits: 16,
+                split: false,
+            }
+        }
+    }
+
+    impl gpu::SpecConstants for Constants {
+        fn values(&self) -> Vec<u32> {
+            vec![
+                self.threads,
+                self.lanes,
+                self.head_dim,
+                self.rows,
+                self.heads,
+                self.keys,
+                self.page_size,
+                self.kv_bits,
+                u32::from(self.split),
+            ]
+        }
+    }
+
+    /// `attention_paged_wide.comp` at tier T1.
+    pub static T1: gpu::Shader = gpu::Shader {
+        name: "attention_paged_wide.t1",
+        spirv: include_bytes!("attention_paged_wide.t1.spv"),
+        push_size: 120,
+        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8],
+        local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
+    };
+
+    /// All tiers of `attention_paged_wide.comp`, lowest first.
+    pub static TIERS: &[(u32, &gpu::Shader)] = &[(1, &T1)];
+}
+
 /// Generated from `src/bias_gelu/bias_gelu.comp`.
 pub mod bias_gelu {
     /// Push constants of `bias_gelu.comp`.
@@ -1493,11 +1632,21 @@ pub mod gemm_lanes {
         pub has_active: bool,
         /// `PAIRS_PER_X`: `uint`, constant 5.
         pub pairs_per_x: u32,
+        /// `LANES`: `uint`, constant 6.
+        pub lanes: u32,
     }
 
     impl Default for Constants {
         fn default() -> Self {
-            Self { scheme: 0, epilogue: 0, columns: 1, strips: 1, has_active: false, pairs_per_x: 0 }
+            Self {
+                scheme: 0,
+                epilogue: 0,
+                columns: 1,
+                strips: 1,
+                has_active: false,
+                pairs_per_x: 0,
+                lanes: 8,
+            }
         }
     }
 
@@ -1510,6 +1659,7 @@ pub mod gemm_lanes {
                 self.strips,
                 u32::from(self.has_active),
                 self.pairs_per_x,
+                self.lanes,
             ]
         }
     }
@@ -1519,8 +1669,8 @@ pub mod gemm_lanes {
         name: "gemm_lanes.t1",
         spirv: include_bytes!("gemm_lanes.t1.spv"),
         push_size: 80,
-        constant_ids: &[0, 1, 2, 3, 4, 5],
-        local_size: [gpu::LocalSize::Fixed(8), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
+        constant_ids: &[0, 1, 2, 3, 4, 5, 6],
+        local_size: [gpu::LocalSize::Constant(6), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 
     /// All tiers of `gemm_lanes.comp`, lowest first.

@@ -5,7 +5,20 @@
 shared float cluster_partials[THREADS * CLUSTER_SUMS];
 #endif
 
-#if TIER >= 1
+#if TIER >= 1 && defined(BROADCAST_SUMS)
+// For subgroups of 16 threads.
+float cluster_sum(float value) {
+    float sum = 0.0;
+    [[unroll]] for (uint first = 0; first < 16; first += LANES) {
+        float own = 0.0;
+        [[unroll]] for (uint lane = 0; lane < LANES; lane++) {
+            own += subgroupBroadcast(value, first + lane);
+        }
+        sum = gl_SubgroupInvocationID / LANES == first / LANES ? own : sum;
+    }
+    return sum;
+}
+#elif TIER >= 1
 float cluster_sum(float value) {
     [[unroll]] for (uint mask = 1; mask < LANES; mask *= 2) {
         value += subgroupShuffleXor(value, mask);

@@ -78,7 +78,13 @@ mod tests {
 
     #[test]
     fn plans_hold_the_row_and_fit_the_device() {
-        for caps in [known::h200(), known::radeon_780m(), known::mesa_cpu(), known::bare_vulkan_13()] {
+        for caps in [
+            known::h200(),
+            known::radeon_780m(),
+            known::mesa_cpu(),
+            known::mesa_cpu_wide(),
+            known::bare_vulkan_13(),
+        ] {
             for tier in tiers(&caps) {
                 for n in [4, 16, 64, 1152, 2560, max_length(&caps)] {
                     let plan = plan(&caps, n, tier).expect("a plan");

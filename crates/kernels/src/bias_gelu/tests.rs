@@ -30,7 +30,13 @@ fn exact_reference_is_the_normal_distribution() {
 
 #[test]
 fn plans_cover_the_row_and_fit_the_device() {
-    for caps in [known::h200(), known::radeon_780m(), known::mesa_cpu(), known::bare_vulkan_13()] {
+    for caps in [
+        known::h200(),
+        known::radeon_780m(),
+        known::mesa_cpu(),
+        known::mesa_cpu_wide(),
+        known::bare_vulkan_13(),
+    ] {
         for n in [4, 64, 4304, 100_000] {
             let plan = policy::plan(&caps, n).unwrap();
             assert!(plan.threads <= caps.max_threads, "{plan:?}");

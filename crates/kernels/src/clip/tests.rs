@@ -21,7 +21,13 @@ fn reference_clamps_as_torch_does() {
 
 #[test]
 fn every_row_of_the_encoder_has_a_variant() {
-    for caps in [known::h200(), known::radeon_780m(), known::mesa_cpu(), known::bare_vulkan_13()] {
+    for caps in [
+        known::h200(),
+        known::radeon_780m(),
+        known::mesa_cpu(),
+        known::mesa_cpu_wide(),
+        known::bare_vulkan_13(),
+    ] {
         let variants = policy::variants(&caps);
         for gated in [0, 1] {
             let listed = variants.iter().filter(|variant| variant.constants.0.last() == Some(&gated)).count();

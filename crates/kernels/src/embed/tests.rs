@@ -23,7 +23,13 @@ fn embeddings_in_several_blocks_give_the_same_result() {
 
 #[test]
 fn plans_fit_the_device() {
-    for caps in [known::h200(), known::radeon_780m(), known::mesa_cpu(), known::bare_vulkan_13()] {
+    for caps in [
+        known::h200(),
+        known::radeon_780m(),
+        known::mesa_cpu(),
+        known::mesa_cpu_wide(),
+        known::bare_vulkan_13(),
+    ] {
         let threads = policy::threads(&caps);
         assert!(threads <= caps.max_threads);
         for hidden in [1, 640, 1152, 5376] {

@@ -9,7 +9,13 @@ fn all_cases_on_the_cpu_driver() {
 
 #[test]
 fn workgroups_cover_the_row() {
-    for caps in [known::h200(), known::radeon_780m(), known::mesa_cpu(), known::bare_vulkan_13()] {
+    for caps in [
+        known::h200(),
+        known::radeon_780m(),
+        known::mesa_cpu(),
+        known::mesa_cpu_wide(),
+        known::bare_vulkan_13(),
+    ] {
         let threads = policy::threads(&caps);
         for n in [4, 768, 1152] {
             assert!((policy::groups(threads, n) * threads * 4) as usize >= n, "{threads} threads for {n}");

@@ -20,7 +20,13 @@ fn all_cases_on_the_cpu_driver() {
 
 #[test]
 fn plans_fit_the_device() {
-    for caps in [known::h200(), known::radeon_780m(), known::mesa_cpu(), known::bare_vulkan_13()] {
+    for caps in [
+        known::h200(),
+        known::radeon_780m(),
+        known::mesa_cpu(),
+        known::mesa_cpu_wide(),
+        known::bare_vulkan_13(),
+    ] {
         for n in [1, 32, 640, 1152, 5376, 8192, 100_000] {
             for output in Activations::ALL {
                 let fusion = Fusion { output, ..PLAIN };

@@ -16,7 +16,13 @@ fn reference_is_the_mean() {
 
 #[test]
 fn threads_fit_the_device() {
-    for caps in [known::h200(), known::radeon_780m(), known::mesa_cpu(), known::bare_vulkan_13()] {
+    for caps in [
+        known::h200(),
+        known::radeon_780m(),
+        known::mesa_cpu(),
+        known::mesa_cpu_wide(),
+        known::bare_vulkan_13(),
+    ] {
         for n in [4, 64, 384, 4096] {
             let threads = policy::threads(&caps, n);
             assert!((1..=caps.max_threads).contains(&threads), "{threads} for {n}");

@@ -377,7 +377,13 @@ fn prompt_tokens_are_marked_in_counts() {
 
 #[test]
 fn plans_fit_the_device() {
-    for caps in [known::h200(), known::radeon_780m(), known::mesa_cpu(), known::bare_vulkan_13()] {
+    for caps in [
+        known::h200(),
+        known::radeon_780m(),
+        known::mesa_cpu(),
+        known::mesa_cpu_wide(),
+        known::bare_vulkan_13(),
+    ] {
         for tier in [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier)) {
             let plan = policy::at_tier(&caps, tier);
             for threads in [plan.block_threads, plan.join_threads, plan.select_threads] {

@@ -24,7 +24,13 @@ fn nan_logits_give_nan_scores() {
 
 #[test]
 fn plans_fit_the_device() {
-    for caps in [known::h200(), known::radeon_780m(), known::mesa_cpu(), known::bare_vulkan_13()] {
+    for caps in [
+        known::h200(),
+        known::radeon_780m(),
+        known::mesa_cpu(),
+        known::mesa_cpu_wide(),
+        known::bare_vulkan_13(),
+    ] {
         for tier in [Tier::T0, Tier::T1] {
             let plan = policy::at_tier(&caps, tier);
             assert!(plan.threads.is_power_of_two() && plan.threads <= caps.max_threads, "{plan:?}");

@@ -121,7 +121,14 @@ fn rows_are_batch_invariant() {
 #[test]
 fn plans_fit_the_device() {
     let only_64 = Caps { min_subgroup_size: 64, subgroup_size_control: false, ..known::radeon_780m() };
-    for caps in [known::h200(), known::radeon_780m(), known::mesa_cpu(), known::bare_vulkan_13(), only_64] {
+    for caps in [
+        known::h200(),
+        known::radeon_780m(),
+        known::mesa_cpu(),
+        known::mesa_cpu_wide(),
+        known::bare_vulkan_13(),
+        only_64,
+    ] {
         let dimensions = [
             (4, 1, 256),
             (32, 16, 128),

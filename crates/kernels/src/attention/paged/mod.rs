@@ -12,7 +12,7 @@ use gpu::{Address, Device, Error, Pipeline, Recorder, Result, Subgroup, Tier, Vi
 use crate::{
     Kernel, Vectors,
     attention::kv::{KvLayer, KvTable},
-    shaders::{attention_combine, attention_paged},
+    shaders::{attention_combine, attention_paged, attention_paged_wide},
     variant::Variant,
     vectors::VectorData,
 };
@@ -262,7 +262,8 @@ fn variant(shape: &Shape, plan: Plan) -> Variant {
         plan.threads,
         plan.keys,
     );
-    Variant::new(label, attention_paged::TIERS, plan.tier, &constants, plan.subgroup)
+    let tiers = if plan.wide_cpu { attention_paged_wide::TIERS } else { attention_paged::TIERS };
+    Variant::new(label, tiers, plan.tier, &constants, plan.subgroup)
 }
 
 /// Threads per workgroup of the combine kernel: each does little, independent work.

@@ -73,6 +73,8 @@ pub struct Plan {
     pub splits: u32,
     /// Required subgroup size.
     pub subgroup: Subgroup,
+    /// The shader for CPU drivers with subgroups of 16.
+    pub wide_cpu: bool,
 }
 
 impl Plan {
@@ -150,7 +152,9 @@ pub fn at_tier(caps: &Caps, shape: &Shape, mode: Mode, tier: Tier) -> Plan {
     let threads = threads.min(caps.max_threads / multiple * multiple);
     // On a CPU driver, two halves of 512 positions and the combine took longer than one split.
     let min_split = if cpu { 512 } else { 128 };
-    let mut plan = Plan { tier, threads, lanes, rows, heads, keys, min_split, splits: 1, subgroup };
+    let wide_cpu =
+        caps.cpu && tier >= Tier::T1 && (caps.min_subgroup_size, caps.max_subgroup_size) == (16, 16);
+    let mut plan = Plan { tier, threads, lanes, rows, heads, keys, min_split, splits: 1, subgroup, wide_cpu };
     while plan.shared_bytes(shape) > caps.max_shared_bytes && plan.threads > multiple {
         plan.threads /= 2;
     }

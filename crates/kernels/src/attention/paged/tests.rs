@@ -50,6 +50,7 @@ fn plans_of_larger_gpus_match_the_reference() {
                 min_split: 32,
                 splits,
                 subgroup: Subgroup::Any,
+                wide_cpu: false,
             };
             let comparison = cases::run(&device, step, plan).unwrap();
             assert!(comparison.passed(), "{plan:?}, {step:?}: {:?}", comparison.first_mismatch);
@@ -137,7 +138,14 @@ fn prefill_rows_do_not_depend_on_their_tile() {
 #[test]
 fn plans_fit_the_device() {
     let only_64 = Caps { min_subgroup_size: 64, subgroup_size_control: false, ..known::radeon_780m() };
-    for caps in [known::h200(), known::radeon_780m(), known::mesa_cpu(), known::bare_vulkan_13(), only_64] {
+    for caps in [
+        known::h200(),
+        known::radeon_780m(),
+        known::mesa_cpu(),
+        known::mesa_cpu_wide(),
+        known::bare_vulkan_13(),
+        only_64,
+    ] {
         let dimensions = [
             (4, 1, 256),
             (32, 16, 128),

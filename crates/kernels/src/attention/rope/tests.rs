@@ -143,7 +143,14 @@ fn invalid_operands_are_rejected() {
 #[test]
 fn plans_fit_the_device() {
     let only_64 = gpu::Caps { min_subgroup_size: 64, subgroup_size_control: false, ..known::radeon_780m() };
-    for caps in [known::h200(), known::radeon_780m(), known::mesa_cpu(), known::bare_vulkan_13(), only_64] {
+    for caps in [
+        known::h200(),
+        known::radeon_780m(),
+        known::mesa_cpu(),
+        known::mesa_cpu_wide(),
+        known::bare_vulkan_13(),
+        only_64,
+    ] {
         for (heads, kv_heads, head_dim) in
             [(4, 1, 256), (32, 16, 128), (9, 3, 64), (32, 32, 80), (128, 8, 8), (32, 4, 512), (16, 16, 72)]
         {

@@ -89,7 +89,13 @@ fn plans_with_several_rows_of_workgroups_match_the_reference() {
 
 #[test]
 fn plans_cover_all_rows_and_fit_the_device() {
-    for caps in [known::h200(), known::radeon_780m(), known::mesa_cpu(), known::bare_vulkan_13()] {
+    for caps in [
+        known::h200(),
+        known::radeon_780m(),
+        known::mesa_cpu(),
+        known::mesa_cpu_wide(),
+        known::bare_vulkan_13(),
+    ] {
         let plan = policy::plan(&caps);
         assert!(plan.threads <= caps.max_threads, "{plan:?}");
         for rows in [1, 11, 4096, 200_000] {

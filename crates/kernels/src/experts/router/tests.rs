@@ -59,7 +59,13 @@ fn scales_go_with_their_shape() {
 
 #[test]
 fn plans_fit_the_device() {
-    for caps in [known::h200(), known::radeon_780m(), known::mesa_cpu(), known::bare_vulkan_13()] {
+    for caps in [
+        known::h200(),
+        known::radeon_780m(),
+        known::mesa_cpu(),
+        known::mesa_cpu_wide(),
+        known::bare_vulkan_13(),
+    ] {
         let tiers = [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier));
         for (tier, rows) in tiers.flat_map(|tier| [1, 3, 4, 47, 48, 2048].map(|rows| (tier, rows))) {
             let plan = policy::at_tier(&caps, rows, tier);

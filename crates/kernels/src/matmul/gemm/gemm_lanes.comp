@@ -1,15 +1,17 @@
 #version 460
 #pragma tiers(T1)
 #extension GL_GOOGLE_include_directive : require
-// Y = W · X for drivers that run shaders on the CPU, where a subgroup of 8 threads is one vector.
+#extension GL_KHR_shader_subgroup_ballot : require
+#extension GL_EXT_shader_explicit_arithmetic_types_int64 : require
+// Y = W · X for drivers that run shaders on the CPU, where a subgroup of 8 or 16 threads is one vector.
 //
 // There every load is a gather, lane by lane, whatever the addresses; barriers and shared memory cost more
 // than they save; arithmetic is nearly free. So the workgroup is one subgroup, and each lane has its own
-// rows: a word of weights is one gather, 8 values of x are another and reach all lanes by shuffles, and no
+// rows: a word of weights is one gather, as many values of x are another and reach all lanes by broadcasts, and no
 // lane ever needs another's sum.
 #include "common.glsl"
 
-layout(local_size_x = 8) in;
+layout(local_size_x_id = 6) in;
 layout(constant_id = 0) const uint SCHEME = 0;
 layout(constant_id = 1) const uint EPILOGUE = 0;
 // Columns of x that are multiplied at once.
@@ -21,26 +23,31 @@ layout(constant_id = 4) const bool HAS_ACTIVE = false;
 // Experts: a workgroup multiplies the columns of one group. As many pairs of a row and an expert share a column of x. 0
 // where there are no experts.
 layout(constant_id = 5) const uint PAIRS_PER_X = 0;
+// Threads of a subgroup.
+layout(constant_id = 6) const uint LANES = 8;
 
 #include "weights.glsl"
 #include "gated.glsl"
 #include "experts.glsl"
 
-const uint LANES = 8;
-// Groups per tile, and vectors of 8 values of K per group; floats have no groups.
+// Groups per tile, values of K per group, and vectors of x that hold them; floats have no groups.
 const uint GROUPS = IS_INT4 ? 2 : 1;
-const uint K_VECTORS = !IS_FLOAT ? 4 : SCHEME == F32 ? 1 : 2;
+const uint K_VALUES = !IS_FLOAT ? 32 : SCHEME == F32 ? 8 : 16;
+// A lane holds two values of x.
+const uint K_LANES = K_VALUES / 2 < LANES ? K_VALUES / 2 : LANES;
+const uint K_VECTORS = K_VALUES / 2 / K_LANES;
 // Weights per word and group.
 const uint PER_WORD = !IS_FLOAT ? 4 : SCHEME == F32 ? 1 : 2;
-// Vectors of 8 rows.
-const uint ROW_VECTORS = STRIPS * STRIP / LANES;
+// Vectors of rows, of a strip and of all.
+const uint STRIP_VECTORS = STRIP / LANES;
+const uint ROW_VECTORS = STRIPS * STRIP_VECTORS;
 
 struct Tile {
-    uint words[STRIP][8];
+    uint64_t pairs[STRIP][4];
 };
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Tiles { Tile data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Words { uint data[]; };
-layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Floats { float data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Floats { uint64_t pairs[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Active { uint rows; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) writeonly buffer Output { float data[]; };
 
@@ -61,7 +68,13 @@ layout(push_constant, scalar) uniform Push {
     Words group_pairs;
 } push;
 
-// The sum over a subgroup; the driver's own subgroupAdd goes lane by lane.
+// Where weights have minima, a group's sum is scaled, and its minimum times the sum of x added. That sum takes shuffles,
+// which the driver compiles to one instruction for 8 threads only: 16 threads scale every weight instead. For any number
+// of columns, so that a column's bits do not depend on it.
+const bool SCALES_WEIGHTS = HAS_MIN && LANES > 8;
+const bool SUMS_X = HAS_MIN && LANES == 8;
+
+// The sum over a subgroup of 8; the driver's own subgroupAdd goes lane by lane.
 float sum_of_lanes(float value) {
     value += subgroupShuffleXor(value, 1);
     value += subgroupShuffleXor(value, 2);
@@ -91,7 +104,7 @@ void main() {
     }
     uint lane = gl_SubgroupInvocationID;
     uint quads = (push.k + QUAD - 1) / QUAD;
-    uint tiles = (push.k + GROUPS * K_VECTORS * 8 - 1) / (GROUPS * K_VECTORS * 8);
+    uint tiles = (push.k + GROUPS * K_VALUES - 1) / (GROUPS * K_VALUES);
     uint last_strip = (push.rows - 1) / STRIP;
     uint panels = (push.rows + STRIP * STRIPS - 1) / (STRIP * STRIPS);
     uint expert_strip = expert * (last_strip + 1);
@@ -106,7 +119,7 @@ void main() {
             // The first column of a group is never unused.
             x_column = (y_columns[c] == NO_EXPERT ? y_columns[0] : y_columns[c]) / PAIRS_PER_X;
         }
-        x_first[c] = x_column * quads * QUAD + lane;
+        x_first[c] = x_column * quads * (QUAD / 2) + lane % K_LANES;
     }
 
     for (uint panel = gl_WorkGroupID.x; panel < panels; panel += gl_NumWorkGroups.x) {
@@ -119,10 +132,12 @@ void main() {
             vec2 scales[ROW_VECTORS];
             vec2 minima[ROW_VECTORS];
             [[unroll]] for (uint v = 0; v < ROW_VECTORS; v++) {
-                uint strip = expert_strip + min(panel * STRIPS + v / 2, last_strip);
-                uint row = v % 2 * LANES + lane;
-                [[unroll]] for (uint i = 0; i < 8; i++) {
-                    words[v * 8 + i] = push.values.data[strip * quads * TILES + tile].words[row][i];
+                uint strip = expert_strip + min(panel * STRIPS + v / STRIP_VECTORS, last_strip);
+                uint row = v % STRIP_VECTORS * LANES + lane;
+                [[unroll]] for (uint i = 0; i < 4; i++) {
+                    uvec2 pair = unpack32(push.values.data[strip * quads * TILES + tile].pairs[row][i]);
+                    words[v * 8 + 2 * i] = pair.x;
+                    words[v * 8 + 2 * i + 1] = pair.y;
                 }
                 if (!IS_FLOAT) {
                     uint at = ((strip * quads + tile / TILES) * STRIP + row) * (HAS_MIN ? 4 : 2);
@@ -139,22 +154,30 @@ void main() {
             [[unroll]] for (uint group = 0; group < GROUPS; group++) {
                 float group_sums[ROW_VECTORS * COLUMNS];
                 float x_sums[COLUMNS];
+                [[unroll]] for (uint c = 0; c < COLUMNS; c++) {
+                    x_sums[c] = 0.0;
+                }
                 [[unroll]] for (uint k_vector = 0; k_vector < K_VECTORS; k_vector++) {
-                    float w[ROW_VECTORS * 8];
+                    float w[ROW_VECTORS * K_LANES * 2];
                     [[unroll]] for (uint v = 0; v < ROW_VECTORS; v++) {
-                        [[unroll]] for (uint j = 0; j < 8; j++) {
-                            w[v * 8 + j] = weight(words[v * 8 + (k_vector * 8 + j) / PER_WORD], group, j % PER_WORD);
+                        [[unroll]] for (uint j = 0; j < K_LANES * 2; j++) {
+                            uint word = words[v * 8 + (k_vector * K_LANES * 2 + j) / PER_WORD];
+                            float unscaled = weight(word, group, j % PER_WORD);
+                            w[v * K_LANES * 2 + j] = SCALES_WEIGHTS ? unscaled * scales[v][group] + minima[v][group] : unscaled;
                         }
                     }
                     [[unroll]] for (uint c = 0; c < COLUMNS; c++) {
-                        float x = push.x.data[x_first[c] + ((tile * GROUPS + group) * K_VECTORS + k_vector) * 8];
-                        x_sums[c] = k_vector == 0 ? x : x_sums[c] + x;
-                        [[unroll]] for (uint j = 0; j < 8; j++) {
-                            float value = subgroupShuffle(x, j);
+                        uint at = x_first[c] + ((tile * GROUPS + group) * K_VECTORS + k_vector) * K_LANES;
+                        vec2 x = uintBitsToFloat(unpack32(push.x.pairs[at]));
+                        if (SUMS_X) {
+                            x_sums[c] += x.x + x.y;
+                        }
+                        [[unroll]] for (uint j = 0; j < K_LANES * 2; j++) {
+                            float value = LANES == 8 ? subgroupShuffle(x[j % 2], j / 2) : subgroupBroadcast(x[j % 2], j / 2);
                             [[unroll]] for (uint v = 0; v < ROW_VECTORS; v++) {
                                 uint at = v * COLUMNS + c;
-                                float product = w[v * 8 + j] * value;
-                                if (IS_FLOAT) {
+                                float product = w[v * K_LANES * 2 + j] * value;
+                                if (IS_FLOAT || SCALES_WEIGHTS) {
                                     sums[at] += product;
                                 } else {
                                     group_sums[at] = k_vector + j == 0 ? product : group_sums[at] + product;
@@ -163,13 +186,13 @@ void main() {
                         }
                     }
                 }
-                if (!IS_FLOAT) {
+                if (!IS_FLOAT && !SCALES_WEIGHTS) {
                     [[unroll]] for (uint c = 0; c < COLUMNS; c++) {
-                        float x_sum = HAS_MIN ? sum_of_lanes(x_sums[c]) : 0.0;
+                        float x_sum = SUMS_X ? sum_of_lanes(x_sums[c]) : 0.0;
                         [[unroll]] for (uint v = 0; v < ROW_VECTORS; v++) {
                             uint at = v * COLUMNS + c;
                             sums[at] += group_sums[at] * scales[v][group];
-                            if (HAS_MIN) {
+                            if (SUMS_X) {
                                 sums[at] += x_sum * minima[v][group];
                             }
                         }
@@ -181,8 +204,8 @@ void main() {
             if (y_columns[c] != NO_EXPERT) {
                 uint y = y_columns[c] * push.y_stride + push.y_first;
                 if (EPILOGUE != 0) {
-                    [[unroll]] for (uint v = 0; v < 2; v++) {
-                        float up = sums[min(v + 2, ROW_VECTORS - 1) * COLUMNS + c];
+                    [[unroll]] for (uint v = 0; v < STRIP_VECTORS; v++) {
+                        float up = sums[min(v + STRIP_VECTORS, ROW_VECTORS - 1) * COLUMNS + c];
                         push.y.data[y + panel * STRIP + v * LANES + lane] = gated(sums[v * COLUMNS + c], up);
                     }
                 } else {

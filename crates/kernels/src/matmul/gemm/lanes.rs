@@ -12,21 +12,23 @@ use crate::{
     vectors::VectorData,
 };
 
-/// Threads per workgroup, which is one subgroup.
-pub const LANES: u32 = 8;
-
 /// The tile of a workgroup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct Tile {
+    /// Threads, which are one subgroup: 8 or 16.
+    pub lanes: u32,
     /// Strips: 1, or 2 for an epilogue.
     pub strips: u32,
     /// Columns.
     pub columns: u32,
 }
 
-/// Whether the device is a CPU whose driver vectorises 8 threads, as Mesa's does with AVX.
-pub fn is_supported(caps: &Caps, tier: Tier) -> bool {
-    tier >= Tier::T1 && (caps.min_subgroup_size, caps.max_subgroup_size) == (LANES, LANES)
+/// Threads of a subgroup if the device is a CPU whose driver vectorises 8 or 16 threads, as Mesa's does with AVX2 and
+/// AVX-512.
+pub fn lanes(caps: &Caps, tier: Tier) -> Option<u32> {
+    let size = caps.max_subgroup_size;
+    (caps.cpu && caps.int64 && tier >= Tier::T1 && caps.min_subgroup_size == size && [8, 16].contains(&size))
+        .then_some(size)
 }
 
 /// The operands of one product, already checked.
@@ -52,6 +54,7 @@ pub(crate) fn variant(
         strips: tile.strips,
         has_active,
         pairs_per_x: experts.map_or(0, |experts| experts.per_x as u32),
+        lanes: tile.lanes,
     };
     let label = format!(
         "{scheme}, {epilogue}, one row per lane, {} × {}{}{}",

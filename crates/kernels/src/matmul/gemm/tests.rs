@@ -1,7 +1,7 @@
 use gpu::{Caps, Tier, known};
 use tensor::{Layout, Scheme};
 
-use super::{Gemm, cases, packed, policy, policy::Shape};
+use super::{Gemm, cases, lanes, packed, policy, policy::Shape};
 use crate::{
     Activations, Epilogue, Matrix, OutputFormat, Target, VectorData, Vectors, case,
     matmul::{common::trial::Trial, gemv},
@@ -229,11 +229,19 @@ fn plans_fit_the_device() {
         [1, 8, 9, 16, 17, 24, 25, 40, 64, 200, 500].map(columns),
         [8, 8, 16, 16, 8, 8, 16, 8, 16, 16, 16]
     );
+    let wide = known::mesa_cpu_wide();
+    for (epilogue, columns) in [(Epilogue::None, 64), (Epilogue::Geglu, 64), (Epilogue::None, 24)] {
+        let plan = policy::plan(&wide, &Shape { columns, epilogue, ..shape });
+        let tile = lanes::Tile { lanes: 16, strips: 2, columns: if columns == 64 { 16 } else { 8 } };
+        assert_eq!(plan.method, policy::Method::Lanes(tile));
+    }
+    let gpu = Caps { cpu: false, ..wide };
+    assert_eq!(policy::plan(&gpu, &shape).method, policy::Method::Tiles, "a GPU whose subgroups are 16 threads");
     let no_avx = Caps { min_subgroup_size: 4, max_subgroup_size: 4, ..known::mesa_cpu() };
     assert_eq!(
         policy::plan(&no_avx, &shape).method,
         policy::Method::Tiles,
-        "one row per lane needs subgroups of 8"
+        "one row per lane needs subgroups of 8 or 16"
     );
 }
 

@@ -216,11 +216,13 @@ pub fn at_tier(caps: &Caps, shape: &Shape, tier: Tier) -> Plan {
     // A CPU driver processes the threads of a workgroup one vector at a time: sharing a strip gains nothing
     // there.
     if caps.max_subgroup_size < SLICE {
-        if lanes::is_supported(caps, tier) && supports_lanes(shape) {
-            let tile = lanes::Tile { strips, columns: shape.columns as u32 };
-            return Plan { threads: lanes::LANES, lanes: Some(tile), ..base };
-        }
-        return base;
+        return match lanes::lanes(caps, tier).filter(|_| supports_lanes(shape)) {
+            Some(lanes) => {
+                let tile = lanes::Tile { lanes, strips, columns: shape.columns as u32 };
+                Plan { threads: lanes, lanes: Some(tile), ..base }
+            }
+            None => base,
+        };
     }
     if x_in_shared {
         return plan_with_shared_x(caps, shape, base);

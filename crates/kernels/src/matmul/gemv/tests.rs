@@ -258,7 +258,14 @@ fn workgroups_are_balanced_over_compute_units() {
 fn plans_fit_the_device() {
     // The last one has only subgroups of 64, as older AMD GPUs do.
     let only_64 = gpu::Caps { min_subgroup_size: 64, subgroup_size_control: false, ..known::radeon_780m() };
-    for caps in [known::h200(), known::radeon_780m(), known::mesa_cpu(), known::bare_vulkan_13(), only_64] {
+    for caps in [
+        known::h200(),
+        known::radeon_780m(),
+        known::mesa_cpu(),
+        known::mesa_cpu_wide(),
+        known::bare_vulkan_13(),
+        only_64,
+    ] {
         for (rows, k) in [(1, 32), (5376, 4096), (43008, 5376), (5376, 21504), (262_144, 640)] {
             for columns in 1..=8 {
                 let shape = shape(rows, k, columns);

@@ -21,7 +21,7 @@ fn small_devices_and_matrices_are_not_prefetched() {
     assert!(some.end() <= all && some.end() > all - 2 * u64::from(some.stride), "{some:?}");
     assert!(u64::from(some.count * some.bytes) < all / 50, "{some:?}");
     assert_eq!(policy::ranges(&known::h200(), &weights(1024)), None);
-    for caps in [known::radeon_780m(), known::mesa_cpu(), known::bare_vulkan_13()] {
+    for caps in [known::radeon_780m(), known::mesa_cpu(), known::mesa_cpu_wide(), known::bare_vulkan_13()] {
         assert_eq!(policy::ranges(&caps, &weights(43008)), None);
     }
 }

@@ -22,7 +22,13 @@ fn two_bytes_represent_every_quantised_value() {
 
 #[test]
 fn plans_cover_every_value() {
-    for caps in [known::h200(), known::radeon_780m(), known::mesa_cpu(), known::bare_vulkan_13()] {
+    for caps in [
+        known::h200(),
+        known::radeon_780m(),
+        known::mesa_cpu(),
+        known::mesa_cpu_wide(),
+        known::bare_vulkan_13(),
+    ] {
         for output in [Activations::Int16, Activations::F16] {
             let plan = policy::plan(&caps, output);
             assert!(plan.threads <= caps.max_threads && plan.threads.is_multiple_of(caps.max_subgroup_size));

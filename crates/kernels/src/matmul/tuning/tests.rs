@@ -61,7 +61,13 @@ const SECOND: Duration = Duration::from_secs(1);
 
 #[test]
 fn short_lists_start_with_the_policy_plan() {
-    for caps in [known::h200(), known::radeon_780m(), known::mesa_cpu(), known::bare_vulkan_13()] {
+    for caps in [
+        known::h200(),
+        known::radeon_780m(),
+        known::mesa_cpu(),
+        known::mesa_cpu_wide(),
+        known::bare_vulkan_13(),
+    ] {
         for (rows, k) in [(43008, 5376), (5376, 21504), (262_144, 640), (640, 1024), (1, 32)] {
             let shape = shape(rows, k);
             let list = policy::short_list(&caps, &shape);
