@@ -9,7 +9,8 @@ use serde::Deserialize;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Speculate {
-    /// Where it is expected to be faster and the output stays the same bit by bit
+    /// Where it is expected to be faster and the output stays the same bit by bit; with --draft, models with experts and GPUs
+    /// without packed dot products may differ by rounding
     #[default]
     Auto,
     /// Never

@@ -106,8 +106,8 @@ impl Default for Options {
 pub enum Speculate {
     /// Where it is expected to be faster and the tokens are bit for bit those without drafts. That is the case with
     /// [`Options::reproducible`], on CPU drivers, and on GPUs while a single sequence decodes: verify steps then have the
-    /// kernels of a step of one row. Models with experts have no such kernels: they draft only with a draft model, and then
-    /// like [`Speculate::Fastest`].
+    /// kernels of a step of one row. Models with experts, and GPUs without packed dot products, have no such kernels: there
+    /// drafts come only from a draft model, and then like [`Speculate::Fastest`].
     #[default]
     Auto,
     /// Never.

@@ -32,7 +32,7 @@ impl fmt::Display for End {
         match self {
             End::Closed => f.write_str("it was closed"),
             End::Violation(violation) => violation.fmt(f),
-            End::Timeout => f.write_str("it did not send or read for too long"),
+            End::Timeout => f.write_str("it timed out"),
         }
     }
 }

@@ -115,7 +115,7 @@ pub struct Stats {
     pub pending: bool,
     /// Connected subscribers.
     pub subscribers: u64,
-    /// Subscribers disconnected since they did not read.
+    /// Subscribers disconnected because they did not keep up.
     pub dropped_subscribers: u64,
     /// Times that the queue of events was full.
     pub overflows: u64,

@@ -127,8 +127,8 @@ impl Shared {
             self.overflows.fetch_add(1, Ordering::Relaxed);
             if is_first(&self.said.overflow) {
                 tracing::warn!(
-                    "the prefix cache changed faster than KV events could be published: all blocks are published anew \
-                     (said once; see indrik_kv_events_overflows_total)"
+                    "the prefix cache changed faster than KV events could be published: all blocks are republished \
+                     (logged once; see indrik_kv_events_overflows_total)"
                 );
             }
         }
@@ -162,7 +162,7 @@ impl Shared {
                     self.dropped_subscribers.fetch_add(1, Ordering::Relaxed);
                     if is_first(&self.said.slow) {
                         tracing::warn!(
-                            "a subscriber of KV events was disconnected: it did not read {} batches (said once; see \
+                            "a subscriber of KV events was disconnected: it did not read {} batches (logged once; see \
                              indrik_kv_events_dropped_subscribers_total)",
                             self.limits.high_water_mark
                         );
@@ -192,7 +192,7 @@ impl Shared {
         match end {
             End::Closed => {}
             End::Violation(_) | End::Timeout if is_first(&self.said.violation) => {
-                tracing::warn!("a connection to the socket for {socket} was closed: {end} (said once)");
+                tracing::warn!("closed a connection to the socket for {socket}: {end} (logged once; further ones at debug level)");
             }
             End::Violation(_) | End::Timeout => {
                 tracing::debug!("a connection for {socket} was closed: {end}")
@@ -254,7 +254,7 @@ async fn accept<F: Future<Output = End> + Send + 'static>(
         let Ok(place) = places.clone().try_acquire_owned() else {
             if is_first(&shared.said.too_many) {
                 tracing::warn!(
-                    "a connection from {peer} for {socket} was refused: there are {} already (said once)",
+                    "refused a connection from {peer} for {socket}: the limit of {} connections is reached (logged once)",
                     shared.limits.connections
                 );
             }

@@ -59,12 +59,12 @@ impl fmt::Display for Violation {
             }
             Violation::TooManyFrames => write!(f, "it sent a message of more than {MAX_FRAMES} frames"),
             Violation::Flags { flags } => write!(f, "it sent a frame with the flags {flags:#04x}"),
-            Violation::Handshake => f.write_str("its handshake is out of order"),
+            Violation::Handshake => f.write_str("it sent handshake commands in the wrong order"),
             Violation::SocketType => {
                 f.write_str("its socket has another type than SUB for events, or DEALER or REQ for a replay")
             }
             Violation::TooManySubscriptions => f.write_str("it has too many subscriptions"),
-            Violation::Malformed => f.write_str("it sent something without a meaning"),
+            Violation::Malformed => f.write_str("it sent a malformed command or message"),
         }
     }
 }

@@ -55,10 +55,10 @@ impl MatrixUnits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoExactVerify {
     /// Products over experts are planned for all rows together.
-    #[error("the model has experts, whose products add up in another order for several rows")]
+    #[error("products over experts sum in a different order for several rows than for one")]
     Experts,
     /// The device lacks packed dot products or shared memory, or has attention in several dispatches.
-    #[error("the device lacks kernels that add up in the same order for one row and for several")]
+    #[error("the device has no kernels that sum in the same order for one row and for several")]
     Device,
 }
 

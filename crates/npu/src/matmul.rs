@@ -196,7 +196,7 @@ fn decide(
     let mut shortest: Option<Duration> = None;
     for _ in 0..REPETITIONS {
         match test(overlay, backend, large) {
-            Ok(None) => return Decision::no("it has no speed that could be measured"),
+            Ok(None) => return Decision::no("the backend reports no time for its products"),
             Ok(Some(time)) => shortest = Some(shortest.map_or(time, |shortest| shortest.min(time))),
             Err(reason) => return Decision::no(format!("the benchmark failed: {reason}")),
         }
@@ -207,10 +207,10 @@ fn decide(
         (Some(npu), Some(engine)) => {
             let (uses_npu, word) = if npu < engine { (true, "faster") } else { (false, "not faster") };
             let (npu, engine) = (milliseconds(npu), milliseconds(engine));
-            let reason = format!("{word}: {m} × {k} × {n} takes {npu:.3} ms there and {engine:.3} ms here");
+            let reason = format!("{word}: {m} × {k} × {n} takes {npu:.3} ms on the NPU and {engine:.3} ms in the engine");
             Decision { uses_npu, reason }
         }
-        _ => Decision::no("there is nothing to compare its speed with"),
+        _ => Decision::no("the engine has no time to compare with"),
     }
 }
 

@@ -46,9 +46,9 @@ pub enum VerifySteps {
     None,
     /// The fastest kernels for each number of rows.
     Fastest,
-    /// Those of single decode steps ([`Runner::with_exact_verify`]); no drafts where there are none.
+    /// Exact verify steps ([`Runner::with_exact_verify`]); no drafts if unavailable.
     Exact,
-    /// The same; the fastest where there are none.
+    /// Exact verify steps; the fastest kernels if unavailable.
     ExactOrFastest,
 }
 
@@ -94,7 +94,7 @@ impl Runner {
             VerifySteps::Fastest | VerifySteps::ExactOrFastest => true,
         };
         if let (VerifySteps::Exact, Err(reason)) = (verify, model.check_exact_verify()) {
-            tracing::info!(%reason, "no drafts: they would change the rounding of tokens");
+            tracing::info!(%reason, "speculative decoding is off: verify steps would round logits differently; `fastest` allows that");
         }
         let vision = encoder.as_ref().map(|options| VisionBlueprint::new(options.vision)).transpose()?;
         if let (Some(blueprint), Some(encoder)) = (&vision, encoder) {

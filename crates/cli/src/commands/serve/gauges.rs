@@ -117,7 +117,7 @@ const KV_EVENTS: [(&str, &str, ReadKvEvents); 5] = [
     ("kv_events_subscribers", "Connected subscribers of KV events", |stats| stats.subscribers),
     (
         "kv_events_dropped_subscribers_total",
-        "Subscribers of KV events that were disconnected since they did not read",
+        "Subscribers of KV events disconnected because they did not keep up",
         |stats| stats.dropped_subscribers,
     ),
     (

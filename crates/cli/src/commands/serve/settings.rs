@@ -159,7 +159,7 @@ settings! {
         prefix_cache: bool, "prefix-cache", "INDRIK_PREFIX_CACHE", "true", "Reuse KV cache pages of earlier requests for prompts with the same prefix";
         #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
         reproducible: bool, "reproducible", "INDRIK_REPRODUCIBLE", "false", "Batch-invariant (bitwise reproducible) logits; slower at batch 1";
-        speculate: Speculate, "speculate", "INDRIK_SPECULATE", "auto", "Speculative decoding where it is faster: auto if the output stays the same bit by bit, fastest also if it may differ by rounding, or off";
+        speculate: Speculate, "speculate", "INDRIK_SPECULATE", "auto", "Speculative decoding where it is faster: auto if the output stays the same bit by bit (with --draft, models with experts and GPUs without packed dot products may differ by rounding), fastest also if it may differ by rounding, or off";
         #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
         images: bool, "images", "INDRIK_IMAGES", "true", "Load the image encoder, if the model has one; --images=false saves its memory";
         #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
@@ -193,8 +193,8 @@ settings! {
         memory_budget: Size, "memory-budget", "INDRIK_MEMORY_BUDGET", "the memory of the device", "Memory for all loaded models together, with their KV caches";
         unload_after: Time, "unload-after", "INDRIK_UNLOAD_AFTER", "never", "Time after its last request when a model is unloaded; otherwise only if another one needs its memory";
         otlp_endpoint: String, "otlp-endpoint", "INDRIK_OTLP_ENDPOINT", "none", "Base URL of an OpenTelemetry collector, such as http://127.0.0.1:4318; a span per request is sent to URL/v1/traces (OTLP over HTTP with JSON)";
-        kv_events: TcpAddress, "kv-events", "INDRIK_KV_EVENTS", "none", "Address for subscribers of KV events (ZeroMQ, vLLM's format), such as 127.0.0.1:5557: tells routers which prefixes are cached, and everyone who reaches it the tokens of prompts";
-        kv_events_replay: TcpAddress, "kv-events-replay", "INDRIK_KV_EVENTS_REPLAY", "none", "Address where routers that come late or missed KV events ask for them, such as 127.0.0.1:5558";
+        kv_events: TcpAddress, "kv-events", "INDRIK_KV_EVENTS", "none", "Address to publish KV events on (ZeroMQ, vLLM's format), such as 127.0.0.1:5557, for prefix-aware routers; unauthenticated, and events contain the tokens of prompts";
+        kv_events_replay: TcpAddress, "kv-events-replay", "INDRIK_KV_EVENTS_REPLAY", "none", "Address for replays of KV events, for routers that join late or missed some, such as 127.0.0.1:5558";
         kv_events_topic: String, "kv-events-topic", "INDRIK_KV_EVENTS_TOPIC", "kv@HOST:PORT@MODEL", "Topic of KV events: kv@, the address by which the router knows this server, @, the model name";
         api_key_file: String, "api-key-file", "INDRIK_API_KEY_FILE", "none", "File of accepted API keys, one per line; # starts a comment";
     }

@@ -116,7 +116,7 @@ impl FromStr for TcpAddress {
     fn from_str(text: &str) -> Result<TcpAddress, String> {
         let invalid = || {
             format!(
-                "'{text}' is not an address: use IP:PORT or tcp://IP:PORT, with * for all addresses of this machine"
+                "'{text}' is not an address: use IP:PORT or tcp://IP:PORT; host names are not resolved, * listens on all interfaces"
             )
         };
         let address = text.strip_prefix("tcp://").unwrap_or(text);
