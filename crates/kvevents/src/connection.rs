@@ -71,11 +71,15 @@ impl Reader {
     }
 }
 
+/// Silence after which the system asks whether a peer is still there.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
+
 /// Greets a peer and completes the handshake.
 pub(crate) async fn handshake(stream: TcpStream, own: SocketType) -> Result<(Reader, OwnedWriteHalf), End> {
     stream.set_nodelay(true)?;
     // A peer whose machine is gone must not keep its place.
     rustix::net::sockopt::set_socket_keepalive(&stream, true).map_err(io::Error::from)?;
+    rustix::net::sockopt::set_tcp_keepidle(&stream, KEEPALIVE_IDLE).map_err(io::Error::from)?;
     let (read, mut write) = stream.into_split();
     let mut reader = Reader { stream: read, decoder: Decoder::default() };
     let shake = async {

@@ -24,7 +24,7 @@ use crate::{
     Limits, Stats,
     blocks::{Blocks, split},
     connection::{End, handshake},
-    event::KvEvent,
+    event::{Batch, KvEvent},
     history::{History, HistoryLimits},
     zmtp::{self, Change, Command, Received, SocketType, Violation},
 };
@@ -44,6 +44,16 @@ const MAX_SUBSCRIPTIONS: usize = 1024;
 /// Pause after a connection could not be accepted: the process has too many files open.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// Replays that are made and sent at the same time: each may hold all blocks.
+const MAX_REPLAYS: usize = 4;
+
+/// Maximum number of empty batches before a summary. Routers refuse a replay that does not begin with the number that they
+/// asked for, or that has a gap.
+const MAX_EMPTY_BATCHES: u64 = 1_000_000;
+
+/// Bytes of empty batches that are sent at once.
+const EMPTY_BATCHES_BYTES: usize = 1 << 16;
+
 /// Sequence number of the end of a replay: -1.
 const END_OF_REPLAY: u64 = u64::MAX;
 
@@ -53,6 +63,7 @@ pub(crate) struct Shared {
     limits: Limits,
     queue: PageEventQueue,
     history: Mutex<History>,
+    replays: Semaphore,
     subscribers: Mutex<BTreeMap<u64, Subscriber>>,
     /// Whether events have been taken from the queue that are not published yet.
     is_publishing: AtomicBool,
@@ -94,6 +105,7 @@ impl Shared {
             limits,
             queue,
             history: Mutex::new(History::new(history)),
+            replays: Semaphore::new(MAX_REPLAYS),
             subscribers: Mutex::default(),
             is_publishing: AtomicBool::new(false),
             dropped_subscribers: AtomicU64::new(0),
@@ -192,7 +204,9 @@ impl Shared {
         match end {
             End::Closed => {}
             End::Violation(_) | End::Timeout if is_first(&self.said.violation) => {
-                tracing::warn!("closed a connection to the socket for {socket}: {end} (logged once; further ones at debug level)");
+                tracing::warn!(
+                    "closed a connection to the socket for {socket}: {end} (logged once; further ones at debug level)"
+                );
             }
             End::Violation(_) | End::Timeout => {
                 tracing::debug!("a connection for {socket} was closed: {end}")
@@ -321,7 +335,12 @@ async fn serve_subscriber(stream: TcpStream, shared: Arc<Shared>) -> Result<(), 
                 Received::Command(Command::Ready { .. }) => return Err(Violation::Handshake.into()),
                 Received::Command(Command::Other) => None,
             };
+            let topic = shared.topic.as_bytes();
             match change {
+                // No other subscription can ever match: it takes no memory.
+                Some(Change::Subscribe(other) | Change::Cancel(other)) if !topic.starts_with(&other) => {
+                    continue;
+                }
                 Some(Change::Subscribe(_)) if subscriptions.len() == MAX_SUBSCRIPTIONS => {
                     return Err(End::Violation(Violation::TooManySubscriptions));
                 }
@@ -334,9 +353,7 @@ async fn serve_subscriber(stream: TcpStream, shared: Arc<Shared>) -> Result<(), 
                 }
                 None => continue,
             }
-            let topic = shared.topic.as_bytes();
-            let matches = subscriptions.iter().any(|subscribed| topic.starts_with(subscribed));
-            is_subscribed.store(matches, Ordering::Relaxed);
+            is_subscribed.store(!subscriptions.is_empty(), Ordering::Relaxed);
         }
     };
     let abort = write.abort_handle();
@@ -367,9 +384,27 @@ async fn serve_replays(stream: TcpStream, shared: Arc<Shared>) -> Result<(), End
             Received::Command(Command::Other) => continue,
             Received::Command(_) => return Err(Violation::Malformed.into()),
         };
+        // Never closed.
+        let Ok(_place) = shared.replays.acquire().await else { return Err(End::Closed) };
+        let topic = shared.topic.as_bytes();
         let batches = locked(&shared.history).since(answer.from);
+        if let Some(first) = batches.first()
+            && first.sequence.saturating_sub(answer.from) <= MAX_EMPTY_BATCHES
+        {
+            let empty = Batch { sequence: 0, time: first.time, events: vec![] }.encode();
+            let mut messages = vec![];
+            for sequence in answer.from..first.sequence {
+                messages.extend(answer.message(topic, sequence, &empty));
+                if messages.len() >= EMPTY_BATCHES_BYTES || sequence + 1 == first.sequence {
+                    timeout(REPLAY_TIMEOUT, writer.write_all(&messages))
+                        .await
+                        .map_err(|_| End::Timeout)??;
+                    messages.clear();
+                }
+            }
+        }
         for batch in batches {
-            let message = answer.message(shared.topic.as_bytes(), batch.sequence, &batch.encode());
+            let message = answer.message(topic, batch.sequence, &batch.encode());
             timeout(REPLAY_TIMEOUT, writer.write_all(&message)).await.map_err(|_| End::Timeout)??;
         }
         let end = answer.message(b"", END_OF_REPLAY, b"");

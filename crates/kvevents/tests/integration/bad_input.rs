@@ -101,7 +101,7 @@ fn nonsense_after_the_greeting_ends_a_connection() {
     }
     // Subscriptions without end.
     let mut connection = Connection::open(server.events(), "SUB", 1);
-    let many: Vec<u8> = (0..2000).flat_map(|_| *b"\x04\x0b\x09SUBSCRIBEx").collect();
+    let many: Vec<u8> = (0..2000).flat_map(|_| *b"\x04\x0b\x09SUBSCRIBEk").collect();
     let _ = connection.stream.write_all(&many);
     closed(connection.stream);
     // What an honest peer of a later version may send is ignored.

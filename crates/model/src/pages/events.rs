@@ -1,8 +1,8 @@
 //! Changes of the prefix tree, for programs that route requests by what a server has cached.
 //!
 //! The page allocator puts [`PageEvent`]s into a [`PageEventQueue`], in the order of the changes; another thread takes
-//! them out. The queue is bounded, and the engine never waits for it: when it is full, its events are discarded, and the
-//! next [`PageEventQueue::take`] returns all that the tree holds instead. Without a queue, nothing is done per page.
+//! them out. The queue is bounded: when it is full, its events are discarded, and the next [`PageEventQueue::take`]
+//! returns all that the tree holds instead. Only while it lists the tree may the engine have to wait. Without a queue, nothing is done per page.
 
 use std::{
     fmt,
@@ -116,7 +116,12 @@ impl PageEventQueue {
             let source = state.source.upgrade();
             drop(state);
             // The store's lock comes first, as where events are pushed.
-            let Some(store) = source.as_deref().map(locked) else { continue };
+            let Some(store) = source.as_deref().map(locked) else {
+                // It is gone, and nothing of it is left to list.
+                let mut state = self.state();
+                state.overflowed = false;
+                return TakenEvents { events: std::mem::take(&mut state.events), overflowed: false };
+            };
             // A store that is gone by now has said that it is empty, which ends the overflow.
             let Some(log) = &store.events else { continue };
             let mut state = self.state();

@@ -287,10 +287,14 @@ pub fn with_sums_of(caps: &Caps, shape: &Shape, one_column: &Plan) -> Plan {
     Plan { groups, ..plan }
 }
 
-/// Whether several columns can get the same sums as one on a device, whatever the plan of one.
+/// Whether several columns can get the same sums as one on a device, whatever the plan of one. With little shared memory, a
+/// plan for two columns may not have as many slices as one for one column.
 pub fn has_equal_sums(caps: &Caps) -> bool {
-    caps.tier() >= Some(Tier::T1)
+    caps.tier() >= Some(Tier::T1) && (caps.cpu || caps.max_shared_bytes >= MIN_EQUAL_SUMS_SHARED_BYTES)
 }
+
+/// Shared memory with which all plans of one column have one for several.
+const MIN_EQUAL_SUMS_SHARED_BYTES: u32 = 48 << 10;
 
 /// The plan for a product over experts of this many pairs; `shape` is that of one expert and one column. All pairs together
 /// are as much work as one matrix with the rows of all.
