@@ -207,7 +207,9 @@ fn decide(
         (Some(npu), Some(engine)) => {
             let (uses_npu, word) = if npu < engine { (true, "faster") } else { (false, "not faster") };
             let (npu, engine) = (milliseconds(npu), milliseconds(engine));
-            let reason = format!("{word}: {m} × {k} × {n} takes {npu:.3} ms on the NPU and {engine:.3} ms in the engine");
+            let reason = format!(
+                "{word}: {m} × {k} × {n} takes {npu:.3} ms on the NPU and {engine:.3} ms in the engine"
+            );
             Decision { uses_npu, reason }
         }
         _ => Decision::no("the engine has no time to compare with"),

@@ -236,7 +236,11 @@ fn plans_fit_the_device() {
         assert_eq!(plan.method, policy::Method::Lanes(tile));
     }
     let gpu = Caps { cpu: false, ..wide };
-    assert_eq!(policy::plan(&gpu, &shape).method, policy::Method::Tiles, "a GPU whose subgroups are 16 threads");
+    assert_eq!(
+        policy::plan(&gpu, &shape).method,
+        policy::Method::Tiles,
+        "a GPU whose subgroups are 16 threads"
+    );
     let no_avx = Caps { min_subgroup_size: 4, max_subgroup_size: 4, ..known::mesa_cpu() };
     assert_eq!(
         policy::plan(&no_avx, &shape).method,
