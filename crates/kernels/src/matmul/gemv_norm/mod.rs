@@ -1,4 +1,4 @@
-//! The norm of rows of the residual stream as int16, as a prologue of [`gemv`](super::gemv) computes it: for products of
+//! The norm of rows of the residual stream as int16, as a prologue of [`gemv`] computes it: for products of
 //! more rows than fit the shared memory of a prologue. A row gets the same bits from both, so that it does not matter to
 //! its logits how many rows a step has.
 
