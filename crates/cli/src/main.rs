@@ -65,10 +65,10 @@ enum Command {
 }
 
 /// Lets Mesa's CPU driver use vectors of 512 bits on processors that have them, unless the environment says otherwise: its
-/// default is 256 at most. Products take about half the time.
+/// default is 256 at most. Prefill takes about 60% of the time (docs/performance/cpu.md).
+#[cfg(target_arch = "x86_64")]
 fn widen_cpu_driver() {
     const WIDTH: &str = "LP_NATIVE_VECTOR_WIDTH";
-    #[cfg(target_arch = "x86_64")]
     if std::arch::is_x86_feature_detected!("avx512bw") && std::env::var_os(WIDTH).is_none() {
         // SAFETY: no other thread runs yet that could read the environment.
         #[allow(unsafe_code)]
@@ -79,6 +79,7 @@ fn widen_cpu_driver() {
 }
 
 fn main() -> ExitCode {
+    #[cfg(target_arch = "x86_64")]
     widen_cpu_driver();
     let matches = Arguments::command().get_matches();
     let arguments = Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());

@@ -149,14 +149,17 @@ impl ProgramCache {
     /// Records the programs that are missing or stale.
     pub fn prepare(&mut self, sources: &mut Sources<'_>, keys: &[ProgramKey]) -> Result<()> {
         let (mut new, mut stale) = (Vec::new(), Vec::new());
-        let verifies = keys.iter().chain(self.programs.keys()).any(|key| key.batch == Batch::Verify);
         let tuning = sources.model.tuning_version();
         for key in keys {
             match self.programs.get(key) {
                 _ if new.contains(key) || stale.contains(key) => {}
                 None => new.push(*key),
                 // Exact verify steps and single steps have the same bits only with the same plans.
-                Some(recorded) if verifies && key.kernel_rows() == 1 && recorded.tuning != tuning => {
+                Some(recorded)
+                    if recorded.tuning != tuning
+                        && key.kernel_rows() == 1
+                        && keys.iter().chain(self.programs.keys()).any(|key| key.batch == Batch::Verify) =>
+                {
                     stale.push(*key)
                 }
                 Some(recorded) if !recorded.is_stale(sources.pacer, *key) => {}

@@ -2,7 +2,7 @@
 //!
 //! A core issues one bundle per cycle. Its pipeline is exposed: results arrive a fixed number of cycles after their
 //! instruction, nothing waits for them, and an instruction that comes earlier reads the old value. The interpreter
-//! therefore keeps what is under way by the cycle in which it happens:
+//! therefore keeps what is in flight by the cycle in which it happens:
 //!
 //! | instruction | result is there after |
 //! |---|---|
@@ -266,7 +266,7 @@ impl Interpreter {
             .flatten()
             .any(|event| matches!(event, Event::Load { .. } | Event::Store { .. }))
         {
-            let reason = format!("lock {index} is released while a load or store is under way");
+            let reason = format!("lock {index} is released while a load or store is in flight");
             return Err(self.fault(place, pc, reason));
         }
         *lock += change;

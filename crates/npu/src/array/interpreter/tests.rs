@@ -203,7 +203,7 @@ fn what_is_not_modelled_is_a_fault_that_says_where() {
         ("vmac cm0, cm0, x0, x0, r0\nmova r1, #2\nvmac cm0, cm0, x0, x0, r1", "multiplier"),
         ("acq #3, r0", "lock 3 is not the tile's own"),
         ("rel #49, r0\nacq #49, r0", "an amount of 0"),
-        ("mova r0, #1\nst r0, [p7, #0]\nrel #49, r0", "released while a load or store is under way"),
+        ("mova r0, #1\nst r0, [p7, #0]\nrel #49, r0", "released while a load or store is in flight"),
         ("j #0\nnop\nj #0", "delay slots of another jump"),
         ("movxm r0, #0x0\nmovxm p0, #-4\nmov r0, p0", "extended to 32 bits"),
         ("mova r0, #46\nvshuffle x0, x0, x0, r0", "mode 46 of shuffles"),
