@@ -18,9 +18,15 @@ use std::time::{Duration, Instant};
 use checkpoint::{EncoderKind, MIN_SOFT_TOKENS, VisionConfig};
 use gpu::{Arena, Buffer, Device, Lifetime, Memory, Program, TimestampMode, Timing};
 use kernels::{Activations, Matrix};
+use npu::settings::Settings;
 use weights::vision::{VisionMatrix, VisionWeights};
 
-use crate::{Error, Image, Result, loaded::MatrixUnits, state::TIMEOUT};
+use crate::{
+    Error, Image, Result,
+    loaded::MatrixUnits,
+    offload::{self, CutPrograms, Offload, RowCounts},
+    state::TIMEOUT,
+};
 
 use scratch::Scratch;
 pub(crate) use soft_token_cache::SoftTokenCache;
@@ -33,6 +39,10 @@ pub struct ImageEncoder {
     scratch: Scratch,
     /// One per layer, or a single one; the first begins with the patches, the last ends with soft tokens.
     programs: Vec<Program>,
+    /// The same for the NPU.
+    cut: Option<CutPrograms>,
+    /// `None` unless it may use the NPU.
+    offload: Option<Offload>,
     /// Patches on their way to the GPU.
     staging: Buffer,
     soft_tokens: SoftTokenCache,
@@ -126,8 +136,14 @@ impl ImageEncoder {
         let images = limits.max_images.max(1) as usize;
         let activations = activations(device, &config, &weights, units);
         let scratch = Scratch::new(device, &config, &weights, units, activations, images)?;
-        let recording =
-            programs::Recording { device, config: &config, weights: &weights, scratch: &scratch, units };
+        let recording = programs::Recording {
+            device,
+            config: &config,
+            weights: &weights,
+            scratch: &scratch,
+            units,
+            cuts: None,
+        };
         let recorders = (0..recording.count()).map(|number| recording.program(number, device.recorder()?));
         let recorders = recorders.collect::<Result<Vec<_>>>()?;
         let pipelines: Vec<_> = recorders.iter().flat_map(|recorder| recorder.pipelines()).collect();
@@ -143,6 +159,8 @@ impl ImageEncoder {
             units,
             scratch,
             programs,
+            cut: None,
+            offload: None,
             staging,
             soft_tokens,
             batch: None,
@@ -269,6 +287,9 @@ impl ImageEncoder {
 
     /// Runs as many layers as `budget` allows, at least one. `needed` are the images that the caller waits for.
     fn run_layers(&mut self, needed: &[Image], budget: Duration) -> Result<()> {
+        if self.run_layers_on_npu(needed, budget)? {
+            return Ok(());
+        }
         let Some(batch) = &mut self.batch else { return Ok(()) };
         let patches = batch.images.iter().map(|image| image.patches().len()).sum::<usize>() as f64;
         let rest = self.programs.len() - batch.layers_done;
@@ -290,9 +311,100 @@ impl ImageEncoder {
         if batch.layers_done < self.programs.len() {
             return Ok(());
         }
-        let images = std::mem::take(&mut batch.images);
-        self.batch = None;
-        self.soft_tokens.insert(&images, needed, &self.scratch.soft, self.timeout)
+        self.finish(needed)
+    }
+
+    /// Keeps the soft tokens of the batch, whose layers have all run.
+    fn finish(&mut self, needed: &[Image]) -> Result<()> {
+        let Some(batch) = self.batch.take() else { return Ok(()) };
+        self.soft_tokens.insert(&batch.images, needed, &self.scratch.soft, self.timeout)
+    }
+
+    /// The same with the NPU. False if it is not used, from now on after an error: then the batch has been started anew.
+    fn run_layers_on_npu(&mut self, needed: &[Image], budget: Duration) -> Result<bool> {
+        let start = Instant::now();
+        let (Some(batch), Some(offload), Some(cut)) = (&mut self.batch, &mut self.offload, &mut self.cut)
+        else {
+            return Ok(false);
+        };
+        let counts = row_counts(&batch.images);
+        while batch.layers_done < cut.layers() {
+            match cut.run(&self.device, offload, batch.layers_done, counts, self.timeout) {
+                Ok(true) => batch.layers_done += 1,
+                Ok(false) => {
+                    offload.fall_back();
+                    self.cut = None;
+                    let images = std::mem::take(&mut batch.images);
+                    self.batch = None;
+                    return self.start(images).map(|()| false);
+                }
+                Err(error) => {
+                    self.batch = None;
+                    return Err(error);
+                }
+            }
+            if start.elapsed() >= budget {
+                break;
+            }
+        }
+        if batch.layers_done == cut.layers() {
+            self.finish(needed)?;
+        }
+        Ok(true)
+    }
+
+    /// Computes products on the NPU from now on, if the settings, its tests and its speed allow that. `model` is its name
+    /// in reports. The weights must have been filled.
+    pub fn use_npu(&mut self, settings: &Settings, model: &str) -> Result<()> {
+        let matrices = self.weights.matrices.iter();
+        let matrices =
+            matrices.map(|(id, matrix)| (!programs::has_gated_epilogue(&self.weights, *id), matrix));
+        let operation = format!("image encoder of {model}");
+        let offload = self.offload.insert(Offload::start(settings, &operation, &self.device, matrices)?);
+        if !offload.is_used() {
+            return Ok(());
+        }
+        let Self { device, config, units, scratch, weights, .. } = &*self;
+        let Some(offload) = &self.offload else { return Ok(()) };
+        let count = config.layers().max(1);
+        self.cut = Some(offload.cuts(device).programs(count, |cuts, number, recorder| {
+            let cuts = Some(cuts);
+            let recording = programs::Recording { device, config, weights, scratch, units: *units, cuts };
+            recording.program(number, recorder)
+        })?);
+        if offload.needs_comparison() { self.compare_with_npu() } else { Ok(()) }
+    }
+
+    /// Encodes an image of the largest size with the NPU and without, and decides by the times.
+    fn compare_with_npu(&mut self) -> Result<()> {
+        let grid = Grid::largest(&self.config);
+        self.scratch.write_images(&[grid], self.config.pooled_patches)?;
+        let (all, side) = (grid.patches() as usize, self.config.pooled_patches as usize);
+        let counts = RowCounts { all, pooled: all / side.pow(2) };
+        let Self { device, programs, cut: Some(cut), offload: Some(offload), timeout, .. } = self else {
+            return Ok(());
+        };
+        let layers = 0..cut.layers();
+        let npu = offload::shortest(|| {
+            for layer in layers.clone() {
+                if !cut.run(device, offload, layer, counts, *timeout)? {
+                    offload.fall_back();
+                    return Ok(false);
+                }
+            }
+            Ok(true)
+        })?;
+        if let Some(npu) = npu {
+            let gpu = offload::shortest(|| {
+                programs.iter().try_for_each(|program| program.run(*timeout)).map_err(Error::from)?;
+                Ok(true)
+            })?;
+            offload.compare(&format!("an image of {all} patches"), npu, gpu.unwrap_or(Duration::ZERO));
+        }
+        if !offload.is_used() {
+            self.cut = None;
+        }
+        Ok(())
     }
 
     /// Encodes this many images of the largest size, whatever their patches are, and returns the time of each command.
@@ -300,7 +412,7 @@ impl ImageEncoder {
         let grids = vec![Grid::largest(&self.config); images.min(self.scratch.images)];
         self.scratch.write_images(&grids, self.config.pooled_patches)?;
         let Self { device, config, units, scratch, weights, .. } = self;
-        let recording = programs::Recording { device, config, weights, scratch, units: *units };
+        let recording = programs::Recording { device, config, weights, scratch, units: *units, cuts: None };
         let mut timings: Vec<Timing> = vec![];
         for number in 0..recording.count() {
             let program = recording.program(number, device.timed_recorder(timestamps)?)?.seal()?;
@@ -391,4 +503,10 @@ impl Grid {
 fn single(weights: &VisionWeights, id: VisionMatrix) -> Result<&Matrix> {
     let missing = || gpu::Error::InvalidUse { what: id.to_string(), reason: "was not loaded".into() };
     Ok(weights.by_id(id).next().ok_or_else(missing)?)
+}
+
+/// The rows of images that are encoded together.
+fn row_counts(images: &[Image]) -> RowCounts {
+    let all = images.iter().map(|image| image.patches().len()).sum();
+    RowCounts { all, pooled: images.iter().map(|image| image.soft_tokens() as usize).sum() }
 }

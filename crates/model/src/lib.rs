@@ -16,6 +16,7 @@
 //! | [`pages`] | KV page allocation and the prefix cache, without a GPU |
 //! | `prefix_disk` | the prefix cache on disk, without a GPU |
 //! | `image`, `image_encoder` | images of a prompt and their tokens; from patches to soft tokens |
+//! | `offload` | products of encoders on the NPU: programs that are cut at them, and the way back to the GPU |
 //! | `text_encoder` | embedding models: from the tokens of texts to vectors |
 //! | [`language`] | tokenizer and chat template of a checkpoint, and how it takes images |
 //! | [`measure`], [`estimate`] | benchmarks: random weights, profiles of a step, estimated throughput of GPUs that cannot be measured |
@@ -60,6 +61,7 @@ pub mod language;
 mod limits;
 mod loaded;
 pub mod measure;
+mod offload;
 mod pacer;
 pub mod pages;
 mod prefix_disk;

@@ -533,6 +533,15 @@ impl Runner {
         self
     }
 
+    /// The image encoder, if there is one, computes products on the NPU from now on, if the settings, its tests and its
+    /// speed allow that. `model` is its name in reports. The weights must have been filled.
+    pub fn use_npu_for_images(&mut self, settings: &npu::settings::Settings, model: &str) -> Result<()> {
+        match &mut self.encoder {
+            Some(encoder) => encoder.use_npu(settings, model),
+            None => Ok(()),
+        }
+    }
+
     /// The same runner whose image encoder has emulated matrix units; for tests.
     #[cfg(any(test, feature = "testing"))]
     pub fn with_emulated_encoder(mut self) -> Result<Self> {

@@ -10,6 +10,8 @@
 //! | bidirectional | 0 | the last of its text |
 //! | bidirectional, sliding window | half a window before | half a window after |
 //!
+//! With [`TextEncoder::use_npu`] the NPU computes products: `offload` describes how.
+//!
 //! There is one program per layer and bucket of rows; the first begins with the tokens, the last ends with pooling and the
 //! dense layers after it. A bucket has its own buffers, so that a short query does not pay for a long batch.
 
@@ -21,7 +23,8 @@ use std::time::{Duration, Instant};
 
 use checkpoint::{EmbeddingCheckpoint, EmbeddingConfig, TextLayers};
 use gpu::{Device, Memory, Program};
-use kernels::{Activations, Matrix, matmul::coopmat};
+use kernels::{Activations, Epilogue, Matrix, matmul::coopmat};
+use npu::settings::Settings;
 use weights::{
     embedding::{EmbeddingBlueprint, EmbeddingMatrix, EmbeddingWeights},
     stream::{Control, Options, Stats},
@@ -30,6 +33,7 @@ use weights::{
 use crate::{
     Error, Result,
     loaded::{MatrixUnits, RopeTables, rope_tables},
+    offload::{self, CutPrograms, Offload, RowCounts},
     state::TIMEOUT,
 };
 
@@ -50,6 +54,8 @@ pub struct TextEncoder {
     /// Measured time of a layer per row, in seconds.
     row_time: Option<f64>,
     timeout: Duration,
+    /// `None` unless it may use the NPU.
+    offload: Option<Offload>,
     // Last, so that they outlive the programs.
     weights: EmbeddingWeights,
 }
@@ -66,6 +72,8 @@ struct Bucket {
     scratch: Scratch,
     /// One per layer; recorded when the bucket is used for the first time.
     programs: Vec<Program>,
+    /// The same for the NPU.
+    cut: Option<CutPrograms>,
 }
 
 /// Sizes of an encoder's buffers.
@@ -89,6 +97,10 @@ const MAX_TEXTS: usize = 64;
 /// Rows of the smallest bucket, and the factor from one to the next.
 const MIN_BUCKET: usize = 64;
 const BUCKET_STEP: usize = 8;
+
+/// Tokens of the texts, and of the batch, with which the speed of the NPU is compared.
+const COMPARED_TOKENS: u32 = 128;
+const COMPARED_ROWS: usize = 512;
 
 /// Time of a submission: short enough for drivers that reset a GPU which does not answer.
 const SUBMIT_TIME: Duration = Duration::from_millis(250);
@@ -168,7 +180,7 @@ impl TextEncoder {
         let activations = activations(device, &config, &weights, units);
         let bucket = |rows| -> Result<Bucket> {
             let scratch = Scratch::new(device, &config, &weights, units, activations, &limits, rows)?;
-            Ok(Bucket { scratch, programs: vec![] })
+            Ok(Bucket { scratch, programs: vec![], cut: None })
         };
         let buckets = limits.buckets().into_iter().map(bucket).collect::<Result<Vec<_>>>()?;
         let rope = Rope::new(device, &config)?;
@@ -182,6 +194,7 @@ impl TextEncoder {
             rope,
             row_time: None,
             timeout: TIMEOUT,
+            offload: None,
             weights,
         })
     }
@@ -254,11 +267,29 @@ impl TextEncoder {
         proceed: &mut dyn FnMut(usize) -> bool,
     ) -> Result<Vec<Vec<f32>>> {
         let rows: usize = texts.iter().map(|text| text.len()).sum();
-        let fits = |bucket: &Bucket| bucket.scratch.rows >= rows && bucket.scratch.texts >= texts.len();
-        let number = self.buckets.iter().position(fits).unwrap_or(self.buckets.len() - 1);
+        let number = self.bucket_for(rows, texts.len());
+        self.buckets[number].scratch.write_texts(&self.config, texts)?;
+        let counts = RowCounts { all: rows, pooled: texts.len() };
+        if !self.run_on_npu(number, counts, proceed)? {
+            self.run_on_gpu(number, rows, proceed)?;
+        }
+        let bucket = &self.buckets[number];
+        let vectors = bucket.scratch.read_vectors(texts.len(), self.config.dimensions() as usize)?;
+        match vectors.iter().position(|vector| vector.iter().any(|value| !value.is_finite())) {
+            Some(text) => Err(Error::NonFiniteVector { tokens: texts[text].len() }),
+            None => Ok(vectors),
+        }
+    }
+
+    /// Runs the layers for the rows that have been written.
+    fn run_on_gpu(
+        &mut self,
+        number: usize,
+        rows: usize,
+        proceed: &mut dyn FnMut(usize) -> bool,
+    ) -> Result<()> {
         self.record(number)?;
-        let bucket = &mut self.buckets[number];
-        bucket.scratch.write_texts(&self.config, texts)?;
+        let bucket = &self.buckets[number];
         let mut done = 0;
         while done < bucket.programs.len() {
             if !proceed(done) {
@@ -277,28 +308,109 @@ impl TextEncoder {
             self.row_time = Some(start.elapsed().as_secs_f64() / (layers.len() * rows) as f64);
             done = layers.end;
         }
-        let vectors = bucket.scratch.read_vectors(texts.len(), self.config.dimensions() as usize)?;
-        match vectors.iter().position(|vector| vector.iter().any(|value| !value.is_finite())) {
-            Some(text) => Err(Error::NonFiniteVector { tokens: texts[text].len() }),
-            None => Ok(vectors),
+        Ok(())
+    }
+
+    /// The same with the NPU. False if it is not used, from now on after an error: the GPU has to run all layers.
+    fn run_on_npu(
+        &mut self,
+        number: usize,
+        counts: RowCounts,
+        proceed: &mut dyn FnMut(usize) -> bool,
+    ) -> Result<bool> {
+        if !self.offload.as_ref().is_some_and(Offload::is_used) {
+            return Ok(false);
         }
+        self.record_cut(number)?;
+        let (Some(offload), Some(cut)) = (&mut self.offload, &mut self.buckets[number].cut) else {
+            return Ok(false);
+        };
+        for layer in 0..cut.layers() {
+            if !proceed(layer) {
+                return Err(Error::Cancelled);
+            }
+            if !cut.run(&self.device, offload, layer, counts, self.timeout)? {
+                offload.fall_back();
+                self.buckets.iter_mut().for_each(|bucket| bucket.cut = None);
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Computes products on the NPU from now on, if the settings, its tests and its speed allow that. `model` is its name
+    /// in reports.
+    pub fn use_npu(&mut self, settings: &Settings, model: &str) -> Result<()> {
+        let matrices = self.weights.matrices.iter().map(|(id, matrix)| {
+            let is_plain = programs::product_epilogue(&self.config, &self.weights, *id) == Epilogue::None;
+            (programs::takes_activations(*id) && is_plain, matrix)
+        });
+        let operation = format!("embeddings of {model}");
+        let offload = Offload::start(settings, &operation, &self.device, matrices)?;
+        let needs_comparison = offload.needs_comparison();
+        self.offload = Some(offload);
+        if needs_comparison { self.compare_with_npu() } else { Ok(()) }
+    }
+
+    /// Runs a batch with the NPU and without, and decides by the times.
+    fn compare_with_npu(&mut self) -> Result<()> {
+        let length = COMPARED_TOKENS.min(self.limits.max_tokens) as usize;
+        let text = vec![0; length];
+        let texts =
+            vec![&text[..]; (COMPARED_ROWS.min(self.limits.max_rows as usize) / length).clamp(1, MAX_TEXTS)];
+        let rows = length * texts.len();
+        let number = self.bucket_for(rows, texts.len());
+        self.buckets[number].scratch.write_texts(&self.config, &texts)?;
+        let counts = RowCounts { all: rows, pooled: texts.len() };
+        let npu = offload::shortest(|| self.run_on_npu(number, counts, &mut |_| true))?;
+        // Otherwise it has been given up.
+        let Some(npu) = npu else { return Ok(()) };
+        let gpu = offload::shortest(|| self.run_on_gpu(number, rows, &mut |_| true).map(|()| true))?;
+        if let (Some(offload), Some(gpu)) = (&mut self.offload, gpu) {
+            offload.compare(&format!("a batch of {rows} tokens"), npu, gpu);
+            if !offload.is_used() {
+                self.buckets.iter_mut().for_each(|bucket| bucket.cut = None);
+            }
+        }
+        Ok(())
+    }
+
+    /// The smallest bucket for a batch.
+    fn bucket_for(&self, rows: usize, texts: usize) -> usize {
+        let fits = |bucket: &Bucket| bucket.scratch.rows >= rows && bucket.scratch.texts >= texts;
+        self.buckets.iter().position(fits).unwrap_or(self.buckets.len() - 1)
     }
 
     /// Records the programs of a bucket, unless that has happened.
     fn record(&mut self, number: usize) -> Result<()> {
         let Self { device, config, units, activations, buckets, rope, weights, .. } = self;
-        let Bucket { scratch, programs } = &mut buckets[number];
+        let Bucket { scratch, programs, .. } = &mut buckets[number];
         if !programs.is_empty() {
             return Ok(());
         }
-        let recording =
-            Recording { device, config, weights, scratch, rope, units: *units, activations: *activations };
+        let (units, activations) = (*units, *activations);
+        let recording = Recording { device, config, weights, scratch, rope, units, activations, cuts: None };
         let layers = 0..config.layer_count();
         let recorders = layers.map(|layer| recording.program(layer, device.recorder()?));
         let recorders = recorders.collect::<Result<Vec<_>>>()?;
         let pipelines: Vec<_> = recorders.iter().flat_map(|recorder| recorder.pipelines()).collect();
         device.compile(&pipelines)?;
         *programs = recorders.into_iter().map(|recorder| Ok(recorder.seal()?)).collect::<Result<Vec<_>>>()?;
+        Ok(())
+    }
+
+    /// Records the programs of a bucket that are cut where the NPU multiplies, unless that has happened.
+    fn record_cut(&mut self, number: usize) -> Result<()> {
+        let Self { device, config, units, activations, buckets, rope, weights, offload, .. } = self;
+        let Bucket { scratch, cut, .. } = &mut buckets[number];
+        let (None, Some(offload)) = (&cut, offload) else { return Ok(()) };
+        let (units, activations) = (*units, *activations);
+        let programs = offload.cuts(device).programs(config.layer_count(), |cuts, layer, recorder| {
+            let cuts = Some(cuts);
+            let recording = Recording { device, config, weights, scratch, rope, units, activations, cuts };
+            recording.program(layer, recorder)
+        })?;
+        *cut = Some(programs);
         Ok(())
     }
 

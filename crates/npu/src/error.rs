@@ -143,6 +143,9 @@ pub enum Error {
     /// The context was given up after a command failed or timed out.
     #[error("the NPU context was given up after an earlier command failed; create another")]
     ContextLost,
+    /// A product names a matrix that its backend does not keep.
+    #[error("the matrix of this product is not stored in this backend; store it there first")]
+    NotStored,
 }
 
 impl Error {

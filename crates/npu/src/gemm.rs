@@ -19,7 +19,7 @@ mod overlay;
 mod stream;
 
 pub use int8::Int8;
-pub use overlay::{Factors, Overlay, ShimPort};
+pub use overlay::{InputType, Overlay, ShimPort};
 
 use crate::error::{Error, Result};
 
@@ -27,24 +27,24 @@ use crate::error::{Error, Result};
 const MAX_BYTES: usize = 1 << 32;
 
 /// An element of A or B.
-pub trait Factor: Copy {
+pub trait Element: Copy {
     /// The type that an overlay must take.
-    const FACTORS: Factors;
+    const INPUT_TYPE: InputType;
 
     /// Its low bytes, of which the first are those of its type.
     fn to_bytes(self) -> [u8; 2];
 }
 
-impl Factor for i8 {
-    const FACTORS: Factors = Factors::Int8;
+impl Element for i8 {
+    const INPUT_TYPE: InputType = InputType::Int8;
 
     fn to_bytes(self) -> [u8; 2] {
         i16::from(self).to_le_bytes()
     }
 }
 
-impl Factor for i16 {
-    const FACTORS: Factors = Factors::Int16;
+impl Element for i16 {
+    const INPUT_TYPE: InputType = InputType::Int16;
 
     fn to_bytes(self) -> [u8; 2] {
         self.to_le_bytes()
@@ -73,8 +73,8 @@ impl<'a> GemmPlan<'a> {
         };
         let bytes = |rows: usize, columns: usize, size: usize| rows.checked_mul(columns)?.checked_mul(size);
         let sizes = [
-            bytes(pm, pk, overlay.factors.bytes()),
-            bytes(pk, pn, overlay.factors.bytes()),
+            bytes(pm, pk, overlay.input_type.bytes()),
+            bytes(pk, pn, overlay.input_type.bytes()),
             bytes(pm, pn, 4).and_then(|plane| plane.checked_mul(pk / block_k)),
         ];
         if !sizes.iter().all(|size| size.is_some_and(|size| size <= MAX_BYTES)) {
@@ -101,15 +101,20 @@ impl<'a> GemmPlan<'a> {
     }
 
     /// Argument 0 of the stream: A, `m` × `k` by rows, with zeros around it.
-    pub fn pack_a<T: Factor>(&self, a: &[T]) -> Result<Vec<u8>> {
+    pub fn pack_a<T: Element>(&self, a: &[T]) -> Result<Vec<u8>> {
         let (m, k, _) = self.shape;
         self.pack(a, (m, k), (self.padded.0, self.padded.1))
     }
 
     /// Argument 1 of the stream: B, `k` × `n` by rows, with zeros around it.
-    pub fn pack_b<T: Factor>(&self, b: &[T]) -> Result<Vec<u8>> {
+    pub fn pack_b<T: Element>(&self, b: &[T]) -> Result<Vec<u8>> {
         let (_, k, n) = self.shape;
         self.pack(b, (k, n), (self.padded.1, self.padded.2))
+    }
+
+    /// Bytes of argument 1 of the stream.
+    pub fn b_bytes(&self) -> usize {
+        self.padded.1 * self.padded.2 * self.overlay.input_type.bytes()
     }
 
     /// Bytes of argument 2 of the stream: partial sums.
@@ -134,17 +139,21 @@ impl<'a> GemmPlan<'a> {
         Ok(c)
     }
 
-    fn pack<T: Factor>(&self, matrix: &[T], from: (usize, usize), to: (usize, usize)) -> Result<Vec<u8>> {
+    fn pack<T: Element>(&self, matrix: &[T], from: (usize, usize), to: (usize, usize)) -> Result<Vec<u8>> {
         if matrix.len() != from.0 * from.1 {
             let reason = format!("a matrix of {} × {} has {} elements", from.0, from.1, matrix.len());
             return Err(self.refuse(reason));
         }
-        if T::FACTORS != self.overlay.factors {
-            let reason =
-                format!("{} multiplies {:?}, not {:?}", self.overlay.name, self.overlay.factors, T::FACTORS);
+        if T::INPUT_TYPE != self.overlay.input_type {
+            let reason = format!(
+                "{} multiplies {:?}, not {:?}",
+                self.overlay.name,
+                self.overlay.input_type,
+                T::INPUT_TYPE
+            );
             return Err(self.refuse(reason));
         }
-        let size = T::FACTORS.bytes();
+        let size = T::INPUT_TYPE.bytes();
         let mut bytes = vec![0; to.0 * to.1 * size];
         for (row, target) in matrix.chunks_exact(from.1).zip(bytes.chunks_exact_mut(to.1 * size)) {
             for (value, bytes) in row.iter().zip(target.chunks_exact_mut(size)) {

@@ -11,7 +11,10 @@
 //! | [`bundle`] | programs of the cores: bundles and their slots; reader and writer |
 //! | [`isa`] | the cores' instructions: assembler, disassembler, decoder |
 //! | [`runtime`] | the driver: heap, buffers, contexts, commands, waits; and a fake driver with the model behind it |
-//! | [`matmul`] | products for an engine: decided at the start, given up after an error; no model uses it yet |
+//! | [`matmul`] | exact products for an engine: tested at the start, given up after an error |
+//! | [`linear`] | products of floats, to 16 bits, on an int8 overlay |
+//! | [`report`] | which operations use the NPU, and why, for logs and reports of health |
+//! | [`settings`] | how the models of a process use the NPU |
 //! | [`selftest`] | exact products on an overlay, compared with the CPU |
 //!
 //! Not yet run on hardware by us. What can be checked without hardware is checked: sizes and numbers of
@@ -22,9 +25,12 @@ pub mod bundle;
 pub mod error;
 pub mod gemm;
 pub mod isa;
+pub mod linear;
 pub mod matmul;
+pub mod report;
 pub mod runtime;
 pub mod selftest;
+pub mod settings;
 pub mod tile;
 pub mod txn;
 pub mod uapi;

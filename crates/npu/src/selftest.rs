@@ -7,16 +7,16 @@ use std::time::{Duration, Instant};
 
 use crate::array::{Array, HostMemory};
 use crate::error::Result;
-use crate::gemm::{Factors, GemmPlan, Overlay};
+use crate::gemm::{GemmPlan, InputType, Overlay};
 use crate::runtime::{AccelIo, Context, Device};
 use crate::txn::Stream;
 use crate::xclbin::Pdi;
 
 /// Largest magnitude of an element: no sum of the shapes below comes near 32 bits.
-fn largest(factors: Factors) -> i16 {
-    match factors {
-        Factors::Int8 => 127,
-        Factors::Int16 => 255,
+fn largest(input_type: InputType) -> i16 {
+    match input_type {
+        InputType::Int8 => 127,
+        InputType::Int16 => 255,
     }
 }
 
@@ -149,7 +149,7 @@ impl<'a> Problem<'a> {
         let (m, k, n) = shape;
         let plan = GemmPlan::new(overlay, m, k, n)?;
         let mut random = Random(0x5eed + (m * k * n) as u64);
-        let largest = largest(overlay.factors);
+        let largest = largest(overlay.input_type);
         let (a, b) = (random.matrix(m * k, largest), random.matrix(k * n, largest));
         let mut right = vec![0i32; m * n];
         for (row, a) in right.chunks_exact_mut(n).zip(a.chunks_exact(k)) {
@@ -159,9 +159,9 @@ impl<'a> Problem<'a> {
                 }
             }
         }
-        let (a, b) = match overlay.factors {
-            Factors::Int16 => (plan.pack_a(&a)?, plan.pack_b(&b)?),
-            Factors::Int8 => {
+        let (a, b) = match overlay.input_type {
+            InputType::Int16 => (plan.pack_a(&a)?, plan.pack_b(&b)?),
+            InputType::Int8 => {
                 let narrow = |matrix: &[i16]| matrix.iter().map(|&value| value as i8).collect::<Vec<i8>>();
                 (plan.pack_a(&narrow(&a))?, plan.pack_b(&narrow(&b))?)
             }

@@ -26,7 +26,11 @@ use super::{
     scratch::{AttentionScratch, Scratch, attention_shape},
     single,
 };
-use crate::{Result, loaded::MatrixUnits};
+use crate::{
+    Result,
+    loaded::MatrixUnits,
+    offload::{self, Cuts, Rows},
+};
 
 /// The product of a matrix on cooperative matrices.
 pub(super) fn coopmat_shape(
@@ -43,7 +47,7 @@ pub(super) fn coopmat_shape(
 }
 
 /// Whether the product of a matrix applies the gate: gate and up form one matrix, and nothing is clamped in between.
-fn has_gated_epilogue(weights: &VisionWeights, id: VisionMatrix) -> bool {
+pub(super) fn has_gated_epilogue(weights: &VisionWeights, id: VisionMatrix) -> bool {
     matches!(id, VisionMatrix::GateUp(_)) && weights.clips.is_empty() && weights.by_id(id).count() == 1
 }
 
@@ -54,6 +58,8 @@ pub(super) struct Recording<'a> {
     pub weights: &'a VisionWeights,
     pub scratch: &'a Scratch,
     pub units: MatrixUnits,
+    /// Where the NPU multiplies.
+    pub cuts: Option<&'a Cuts<'a>>,
 }
 
 /// Weight and bias of a LayerNorm.
@@ -174,6 +180,9 @@ impl Recording<'_> {
         let target = Target::contiguous(&scratch.soft, self.config.text_hidden as usize);
         let active = scratch.active_soft();
         let x = &scratch.pooled;
+        if self.cut(recorder, matrix, x, &target, Rows::Pooled)? {
+            return Ok(());
+        }
         self.product(recorder, "projection", VisionMatrix::Projection, matrix, x, &target, &active)
     }
 
@@ -214,11 +223,33 @@ impl Recording<'_> {
         x: &Vectors,
         mut target: Target,
     ) -> Result<()> {
+        let matrices = &self.weights.matrices;
+        let mut numbers = (0..matrices.len()).filter(|number| matrices[*number].0 == id);
+        // They fill a row together, in the host's copy of it or in the GPU's.
+        let cuts =
+            !has_gated_epilogue(self.weights, id) && self.cuts.is_some_and(|cuts| cuts.has_all(&mut numbers));
         for matrix in self.weights.by_id(id) {
-            self.product(recorder, name, id, matrix, x, &target, &self.scratch.active())?;
+            if !cuts || !self.cut(recorder, matrix, x, &target, Rows::All)? {
+                self.product(recorder, name, id, matrix, x, &target, &self.scratch.active())?;
+            }
             target.first += matrix.layout().rows;
         }
         Ok(())
+    }
+
+    /// Leaves a product to the NPU, if it takes it.
+    fn cut(
+        &self,
+        recorder: &mut Recorder,
+        matrix: &Matrix,
+        x: &Vectors,
+        target: &Target,
+        rows: Rows,
+    ) -> Result<bool> {
+        match (self.cuts, offload::index_of(&self.weights.matrices, matrix)) {
+            (Some(cuts), Some(number)) => cuts.cut(recorder, number, x, target, rows),
+            _ => Ok(false),
+        }
     }
 
     #[expect(clippy::too_many_arguments, reason = "the operands of a product")]

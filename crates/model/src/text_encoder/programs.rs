@@ -28,6 +28,7 @@ use super::{
 use crate::{
     Result,
     loaded::{MatrixUnits, epilogue},
+    offload::{self, Cuts, Rows},
 };
 
 /// Whether a matrix is multiplied by the activations of rows. Dense layers take few rows, in f32.
@@ -49,7 +50,11 @@ pub(super) fn coopmat_shape(
 }
 
 /// The gate, where gate and up form one matrix.
-fn product_epilogue(config: &EmbeddingConfig, weights: &EmbeddingWeights, id: EmbeddingMatrix) -> Epilogue {
+pub(super) fn product_epilogue(
+    config: &EmbeddingConfig,
+    weights: &EmbeddingWeights,
+    id: EmbeddingMatrix,
+) -> Epilogue {
     match id {
         EmbeddingMatrix::GateUp(_) if weights.by_id(id).count() == 1 => gate(config),
         _ => Epilogue::None,
@@ -73,6 +78,8 @@ pub(super) struct Recording<'a> {
     pub rope: &'a Rope,
     pub units: MatrixUnits,
     pub activations: Activations,
+    /// Where the NPU multiplies.
+    pub cuts: Option<&'a Cuts<'a>>,
 }
 
 impl Recording<'_> {
@@ -199,8 +206,18 @@ impl Recording<'_> {
         x: &Vectors,
         mut target: Target,
     ) -> Result<()> {
+        let matrices = &self.weights.matrices;
+        let numbers = (0..matrices.len()).filter(|number| matrices[*number].0 == id);
+        // They fill a row together, in the host's copy of it or in the GPU's.
+        let cuts = self.cuts.filter(|cuts| cuts.has_all(numbers));
         for matrix in self.weights.by_id(id) {
-            self.product(recorder, name, id, matrix, x, &target)?;
+            let is_cut = match (cuts, offload::index_of(matrices, matrix)) {
+                (Some(cuts), Some(number)) => cuts.cut(recorder, number, x, &target, Rows::All)?,
+                _ => false,
+            };
+            if !is_cut {
+                self.product(recorder, name, id, matrix, x, &target)?;
+            }
             target.first += matrix.layout().rows;
         }
         Ok(())

@@ -21,8 +21,8 @@ const NAMES: [&str; 9] = [
 ];
 
 #[derive(Deserialize)]
-struct Reference {
-    texts: Vec<Vec<u32>>,
+pub struct Reference {
+    pub texts: Vec<Vec<u32>>,
     vectors: Vec<Vec<f32>>,
     normalized: bool,
 }
@@ -36,20 +36,20 @@ fn path(name: &str) -> PathBuf {
     if file.is_file() { file } else { folder(name) }
 }
 
-fn reference(name: &str) -> Reference {
+pub fn reference(name: &str) -> Reference {
     let text = std::fs::read_to_string(folder(name).join("reference.json")).unwrap();
     serde_json::from_str(&text).unwrap()
 }
 
 /// Small buffers, so that texts of the fixtures take several batches and buckets.
-fn load(device: &Device, name: &str) -> TextEncoder {
+pub fn load(device: &Device, name: &str) -> TextEncoder {
     let checkpoint = EmbeddingCheckpoint::open(&path(name)).unwrap();
     let limits = TextLimits { max_rows: 80, ..TextLimits::new(&checkpoint.config, Some(75)).unwrap() };
     let (options, control) = (Options::default(), Control::default());
     TextEncoder::load(device, &checkpoint, limits, Memory::Device, &options, &control).unwrap().0
 }
 
-fn encode(encoder: &mut TextEncoder, texts: &[Vec<u32>]) -> Vec<Vec<f32>> {
+pub fn encode(encoder: &mut TextEncoder, texts: &[Vec<u32>]) -> Vec<Vec<f32>> {
     let texts: Vec<&[u32]> = texts.iter().map(Vec::as_slice).collect();
     encoder.encode(&texts, &mut |_| true).unwrap()
 }
@@ -60,7 +60,7 @@ fn normalized(vector: &[f32]) -> Vec<f32> {
 }
 
 /// The largest difference between vectors, as a fraction of the length of the reference's.
-fn difference(got: &[f32], want: &[f32]) -> f32 {
+pub fn difference(got: &[f32], want: &[f32]) -> f32 {
     let length = want.iter().map(|value| value * value).sum::<f32>().sqrt();
     got.iter().zip(want).map(|(got, want)| (got - want).abs() / length).fold(0.0, f32::max)
 }

@@ -32,12 +32,12 @@ const WHOLE: Duration = Duration::from_secs(3600);
 /// Many pages so small that blocks cross them, and chunks that could cut images.
 const ENCODER_LIMITS: EncoderLimits = EncoderLimits { max_images: 2, cached_images: 3 };
 
-struct VisionFixture {
+pub struct VisionFixture {
     name: &'static str,
     folder: PathBuf,
     reference: Value,
     checkpoint: Checkpoint,
-    vision: Vision,
+    pub vision: Vision,
 }
 
 /// A prompt of the fixture.
@@ -53,7 +53,7 @@ struct Case {
 }
 
 impl VisionFixture {
-    fn open(name: &'static str) -> Self {
+    pub fn open(name: &'static str) -> Self {
         let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name);
         let reference = std::fs::read_to_string(folder.join("reference.json")).unwrap();
         let file = folder.join("model.gguf");
@@ -72,7 +72,7 @@ impl VisionFixture {
     }
 
     /// The images; ids of other images differ.
-    fn images(&self) -> Vec<Image> {
+    pub fn images(&self) -> Vec<Image> {
         let values = self.number("patch_values");
         let pixels = self.floats("pixels.bin");
         let mut rest = &pixels[..];
@@ -133,7 +133,7 @@ impl VisionFixture {
         self.reference["cases"].as_array().unwrap().iter().map(case).collect()
     }
 
-    fn runner(&self, device: &Device, limits: Limits) -> Runner {
+    pub fn runner(&self, device: &Device, limits: Limits) -> Runner {
         let encoder =
             EncoderLoadOptions { vision: &self.vision, limits: ENCODER_LIMITS, memory: gpu::Memory::Device };
         let options = LoadOptions {
@@ -154,11 +154,11 @@ fn id(number: u8) -> ContentHash {
     ContentHash([number + 1; 32])
 }
 
-fn f32_limits(sequences: u32, chunk: u32) -> Limits {
+pub fn f32_limits(sequences: u32, chunk: u32) -> Limits {
     Limits { kv_scheme: KvScheme::F32, ..limits(sequences, 64, chunk) }
 }
 
-fn largest(values: &[f32]) -> f32 {
+pub fn largest(values: &[f32]) -> f32 {
     values.iter().fold(0.0, |largest, value| largest.max(value.abs()))
 }
 

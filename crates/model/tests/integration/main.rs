@@ -13,6 +13,7 @@ mod language;
 mod logits;
 mod masks;
 mod mixed;
+mod npu;
 mod prefill;
 mod prefix;
 mod prefix_disk;

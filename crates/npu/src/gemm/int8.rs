@@ -19,7 +19,7 @@
 
 use sha2::{Digest, Sha256};
 
-use super::overlay::{Factors, Overlay, ShimPort, port};
+use super::overlay::{InputType, Overlay, ShimPort, port};
 use crate::array::switch::{Port, master_index, slave_index};
 use crate::array::{CoreLibrary, GemmKernel, PingPong};
 use crate::bytes::words_of;
@@ -87,7 +87,7 @@ impl Int8 {
             file: Sha256::digest(self.xclbin()?).into(),
             program: CoreLibrary::digest(&program()?),
             columns: self.columns,
-            factors: Factors::Int8,
+            input_type: InputType::Int8,
             kernel: KERNEL,
             a: &A_PORTS[..rows],
             b: &B_PORTS[..columns],

@@ -26,14 +26,14 @@ pub(super) const fn port(column: u8, channel: usize) -> ShimPort {
 
 /// Type of the elements of A and B.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Factors {
+pub enum InputType {
     /// Eight bits with a sign.
     Int8,
     /// Sixteen bits with a sign.
     Int16,
 }
 
-impl Factors {
+impl InputType {
     /// Bytes of an element.
     pub fn bytes(self) -> usize {
         match self {
@@ -55,7 +55,7 @@ pub struct Overlay {
     /// Width in columns.
     pub columns: u8,
     /// Type of A and B.
-    pub factors: Factors,
+    pub input_type: InputType,
     /// What a core computes.
     pub kernel: GemmKernel,
     /// MM2S channels of A: one per row of tiles of a block.
@@ -73,7 +73,7 @@ impl Overlay {
         file: digest("29fa6a26b1cfb298411d5ac2fc7b716d089b9a4d8599cc0031a4aa7de9ab7102"),
         program: digest("34c702e880d6fece943f716547902674a38bf550afa67bf29ffa9e082e1d6a6d"),
         columns: 4,
-        factors: Factors::Int16,
+        input_type: InputType::Int16,
         kernel: GemmKernel {
             m: 32,
             k: 32,
@@ -94,7 +94,7 @@ impl Overlay {
         file: digest("95fa77b60a42e63ead0519a96c1121cb67a43a38b5969916af455cd3e3f032d8"),
         program: digest("b251704b79dc914df0d32ea3221c33b9be6bd5d8431224469a7a062e1543335c"),
         columns: 4,
-        factors: Factors::Int16,
+        input_type: InputType::Int16,
         kernel: GemmKernel {
             m: 64,
             k: 64,
@@ -127,9 +127,9 @@ impl Overlay {
 
     /// Its program, for the array model: known for int16, executed by its instructions for int8.
     pub fn library(&self) -> CoreLibrary {
-        match self.factors {
-            Factors::Int16 => CoreLibrary::new().with(self.program, self.kernel),
-            Factors::Int8 => CoreLibrary::interpreter(),
+        match self.input_type {
+            InputType::Int16 => CoreLibrary::new().with(self.program, self.kernel),
+            InputType::Int8 => CoreLibrary::interpreter(),
         }
     }
 }

@@ -99,7 +99,7 @@ impl GemmPlan<'_> {
     }
 
     fn transfer_a(&self, phase: Phase, index: usize) -> Transfer {
-        let (kernel, bytes) = (self.overlay.kernel, self.overlay.factors.bytes());
+        let (kernel, bytes) = (self.overlay.kernel, self.overlay.input_type.bytes());
         let (block_m, block_k, _) = self.overlay.block();
         let k = self.padded.1;
         Transfer {
@@ -116,7 +116,7 @@ impl GemmPlan<'_> {
     }
 
     fn transfer_b(&self, phase: Phase, index: usize) -> Transfer {
-        let (kernel, bytes) = (self.overlay.kernel, self.overlay.factors.bytes());
+        let (kernel, bytes) = (self.overlay.kernel, self.overlay.input_type.bytes());
         let (_, block_k, block_n) = self.overlay.block();
         let n = self.padded.2;
         Transfer {

@@ -1,11 +1,12 @@
 //! Products for an engine: the decision at the start, results, and what happens after errors.
 
-use std::cell::Cell;
-use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use npu::gemm::{GemmPlan, Int8, Overlay};
-use npu::matmul::{Backend, Matmul, Mode, OnDevice, OnModel};
+use npu::linear::{self, Linear};
+use npu::matmul::{Backend, Matmul, Mode, OnDevice, OnModel, Operand, Packed, Stored};
 use npu::runtime::Device;
 use npu::runtime::fake::{FakeDriver, HeapRule, Outcome};
 use npu::{Error, Result};
@@ -24,107 +25,101 @@ fn reference(a: &[i8], b: &[i8], k: usize, n: usize) -> Vec<i32> {
     super::reference(&wide(a), &wide(b), k, n)
 }
 
-fn never(_: npu::selftest::Shape) -> Option<Duration> {
-    panic!("not measured")
-}
-
-/// The array model with a speed, and with whatever a test wants to go wrong.
+/// The array model, with whatever a test wants to go wrong.
 struct Scripted {
     model: OnModel,
-    time: Option<Duration>,
-    runs: Rc<Cell<usize>>,
+    runs: Arc<AtomicUsize>,
     /// In this run, an error; in this one, a wrong element.
     error_in: Option<usize>,
     wrong_in: Option<usize>,
 }
 
 impl Backend for Scripted {
-    fn run(&mut self, plan: &GemmPlan, a: &[u8], b: &[u8], c: &mut [u8]) -> Result<Option<Duration>> {
-        let run = self.runs.replace(self.runs.get() + 1);
+    fn store(&mut self, b: &[u8]) -> Result<Stored> {
+        self.model.store(b)
+    }
+
+    fn run(&mut self, plan: &GemmPlan, a: &[u8], b: Packed, c: &mut [u8]) -> Result<()> {
+        let run = self.runs.fetch_add(1, Ordering::Relaxed);
         if self.error_in == Some(run) {
             return Err(Error::Timeout { milliseconds: 7 });
         }
-        // The benchmark repeats its product; its result is not what these tests are about.
         self.model.run(plan, a, b, c)?;
         c[0] ^= u8::from(self.wrong_in == Some(run));
-        Ok(self.time)
+        Ok(())
     }
 }
 
 /// Starts with a script; the decision, and the runs that it took.
-fn start(
-    mode: Mode,
-    time: Option<Duration>,
-    (error_in, wrong_in): (Option<usize>, Option<usize>),
-    engine: Option<Duration>,
-) -> (Matmul, Rc<Cell<usize>>) {
+fn start(mode: Mode, error_in: Option<usize>, wrong_in: Option<usize>) -> (Matmul, Arc<AtomicUsize>) {
     let overlay = small_overlay::overlay();
     let model = OnModel::new(&overlay, &small_overlay::pdi()).expect("a model");
-    let runs = Rc::new(Cell::new(0));
-    let backend = Scripted { model, time, runs: Rc::clone(&runs), error_in, wrong_in };
-    (Matmul::start(mode, overlay, Ok(Box::new(backend)), &mut |_| engine), runs)
+    let runs = Arc::new(AtomicUsize::new(0));
+    let backend = Scripted { model, runs: Arc::clone(&runs), error_in, wrong_in };
+    (Matmul::start(mode, overlay, Ok(Box::new(backend))), runs)
 }
 
 #[test]
-fn the_start_decides_with_a_reason() {
+fn the_self_test_and_the_speed_decide_with_a_reason() {
     let [short, long] = [1, 2].map(Duration::from_millis);
-    let none = (None, None);
-    for (mode, time, script, engine, uses, reason) in [
+    for (mode, error_in, wrong_in, times, uses, reason) in [
         (
             Mode::Auto,
-            Some(short),
-            none,
-            Some(long),
+            None,
+            None,
+            Some((short, long)),
             true,
-            "faster: 32 × 64 × 32 takes 1.000 ms on the NPU and 2.000 ms",
+            "faster: a batch takes 1.000 ms with the NPU and 2.000 ms without",
         ),
-        (Mode::Auto, Some(long), none, Some(short), false, "not faster: 32 × 64 × 32 takes 2.000 ms"),
-        (Mode::Auto, Some(long), none, Some(long), false, "not faster"),
-        (Mode::Auto, Some(short), none, None, false, "no time to compare"),
-        (Mode::Auto, None, none, Some(long), false, "reports no time"),
-        (Mode::Force, None, none, None, true, "forced; the self-test passed"),
-        (Mode::Force, None, (Some(0), None), None, false, "self-test failed: the NPU did not finish"),
-        (
-            Mode::Force,
-            None,
-            (None, Some(1)),
-            None,
-            false,
-            "self-test failed: 1 elements of 13 × 39 × 13 are wrong",
-        ),
-        (Mode::Auto, Some(short), (None, Some(4)), Some(long), false, "benchmark failed: 1 elements"),
+        (Mode::Auto, None, None, Some((long, short)), false, "not faster: a batch takes 2.000 ms"),
+        (Mode::Auto, None, None, Some((long, long)), false, "not faster"),
+        (Mode::Auto, None, None, None, true, "not compared yet"),
+        (Mode::Force, None, None, None, true, "forced; the self-test passed"),
+        (Mode::Force, None, None, Some((long, short)), true, "forced; the self-test passed"),
+        (Mode::Force, Some(0), None, None, false, "self-test failed: the NPU did not finish"),
+        (Mode::Force, None, Some(1), None, false, "self-test failed: 1 elements of 13 × 39 × 13 are wrong"),
+        (Mode::Auto, None, Some(0), Some((short, long)), false, "self-test failed: 1 elements"),
     ] {
-        let (matmul, _) = start(mode, time, script, engine);
-        let decision = matmul.decision();
+        let (mut matmul, _) = start(mode, error_in, wrong_in);
+        if let Some((npu, engine)) = times {
+            matmul.compare("a batch", npu, engine);
+        }
+        let decision = matmul.decision().clone();
         assert!(decision.uses_npu == uses && decision.reason.contains(reason), "{mode:?}: {decision:?}");
+        let product = matmul.multiply((1, 2, 1), &[2i16, 3], Operand::Values(&[5, 7]));
+        assert_eq!(product, uses.then(|| vec![31]));
     }
-    let (matmul, runs) = start(Mode::Off, Some(short), none, Some(long));
-    assert_eq!((matmul.decision().reason.as_str(), runs.get()), ("the NPU is off", 0));
+    let (matmul, runs) = start(Mode::Off, None, None);
+    assert_eq!((matmul.decision().reason.as_str(), runs.load(Ordering::Relaxed)), ("the NPU is off", 0));
     let error = Err(Error::WrongDevice("no NPU here".to_owned()));
-    let matmul = Matmul::start(Mode::Force, small_overlay::overlay(), error, &mut never);
+    let matmul = Matmul::start(Mode::Force, small_overlay::overlay(), error);
     assert_eq!((matmul.decision().uses_npu, matmul.decision().reason.as_str()), (false, "no NPU here"));
 }
 
 #[test]
 fn after_an_error_the_npu_is_given_up_for_good() {
     // Two runs of the self-test, one that is right, one that fails.
-    let (mut matmul, runs) = start(Mode::Force, None, (Some(3), None), None);
-    let (a, b) = ([2i16, 3], [5i16, 7]);
-    assert_eq!(matmul.multiply((1, 2, 1), &a, &b), Some(vec![31]));
-    assert_eq!(matmul.multiply((1, 2, 1), &a, &b), None);
-    assert_eq!(runs.get(), 4);
+    let (mut matmul, runs) = start(Mode::Force, Some(3), None);
+    let (a, b) = ([2i16, 3], Operand::Values(&[5i16, 7][..]));
+    assert_eq!(matmul.multiply((1, 2, 1), &a, b), Some(vec![31]));
+    assert_eq!(matmul.multiply((1, 2, 1), &a, b), None);
+    assert_eq!(runs.load(Ordering::Relaxed), 4);
     assert!(matmul.decision().reason.contains("given up after an error: the NPU did not finish"));
-    assert_eq!((matmul.multiply((1, 2, 1), &a, &b), runs.get()), (None, 4), "it is not tried again");
+    assert_eq!(matmul.multiply((1, 2, 1), &a, b), None);
+    assert_eq!(runs.load(Ordering::Relaxed), 4, "it is not tried again");
 }
 
 #[test]
 fn what_the_overlay_does_not_take_is_the_engines() {
-    let (mut matmul, runs) = start(Mode::Force, None, (None, None), None);
-    let runs_before = runs.get();
-    assert_eq!(matmul.multiply((1, 2, 1), &[1i8, 2], &[3, 4]), None, "another type");
-    assert_eq!(matmul.multiply((1, 2, 1), &[1i16], &[3, 4]), None, "too few elements");
-    assert_eq!(matmul.multiply((1, 1 << 17, 1), &vec![1i16; 1 << 17], &vec![1; 1 << 17]), None, "K");
-    assert!(runs.get() == runs_before && matmul.decision().uses_npu, "the NPU is not given up");
+    let (mut matmul, runs) = start(Mode::Force, None, None);
+    let runs_before = runs.load(Ordering::Relaxed);
+    let values = |values: &'static [i16]| Operand::Values(values);
+    assert_eq!(matmul.multiply((1, 2, 1), &[1i8, 2], Operand::Values(&[3, 4])), None, "another type");
+    assert_eq!(matmul.multiply((1, 2, 1), &[1i16], values(&[3, 4])), None, "too few elements");
+    let (long, ones) = (1 << 17, vec![1i16; 1 << 17]);
+    assert_eq!(matmul.multiply((1, long, 1), &ones, Operand::Values(&ones)), None, "K");
+    assert!(matmul.store(1 << 17, 1, &ones).is_none() && matmul.store(2, 1, &[1i16]).is_none());
+    assert!(runs.load(Ordering::Relaxed) == runs_before && matmul.decision().uses_npu, "not given up");
 }
 
 #[test]
@@ -137,18 +132,21 @@ fn products_of_int8_through_the_driver_and_on_the_model() {
         Box::new(OnModel::new(&overlay, &image).expect("a model")),
     ];
     for backend in backends {
-        let mut matmul = Matmul::start(Mode::Force, overlay.clone(), Ok(backend), &mut never);
+        let mut matmul = Matmul::start(Mode::Force, overlay.clone(), Ok(backend));
         assert!(matmul.decision().uses_npu, "{:?}", matmul.decision());
         let mut random = Random(47);
         for (m, k, n) in [(1, 768, 40), (65, 513, 33), (7, 5, 3)] {
             let mut matrix = |len: usize| -> Vec<i8> { (0..len).map(|_| random.next() as i8).collect() };
             let (a, b) = (matrix(m * k), matrix(k * n));
-            let c = matmul.multiply((m, k, n), &a, &b).expect("a product");
-            assert!(c == reference(&a, &b, k, n), "{m} × {k} × {n}");
+            let stored = Operand::Stored(matmul.store(k, n, &b).expect("a stored matrix"));
+            for b_of_product in [Operand::Values(&b[..]), stored, stored] {
+                let c = matmul.multiply((m, k, n), &a, b_of_product).expect("a product");
+                assert!(c == reference(&a, &b, k, n), "{m} × {k} × {n}");
+            }
         }
         // The most that sums of int8 come to.
         let k = 1024;
-        let c = matmul.multiply((1, k, 1), &vec![-128i8; k], &vec![-128; k]);
+        let c = matmul.multiply((1, k, 1), &vec![-128i8; k], Operand::Values(&vec![-128; k]));
         assert_eq!(c, Some(vec![128 * 128 * k as i32]));
     }
     assert_eq!(driver.leaks(), [""; 0]);
@@ -161,13 +159,13 @@ fn a_driver_that_hangs_is_given_up_without_leaks() {
         let backend = Device::open(driver.clone())
             .and_then(|device| OnDevice::new(device, &overlay, &image, TIMEOUT))
             .map(|backend| Box::new(backend) as Box<dyn Backend>);
-        Matmul::start(Mode::Force, overlay.clone(), backend, &mut never)
+        Matmul::start(Mode::Force, overlay.clone(), backend)
     };
     let driver = FakeDriver::new(HeapRule::Fixed, overlay.library());
     let mut matmul = start(&driver);
     assert!(matmul.decision().uses_npu, "{:?}", matmul.decision());
     driver.set_outcome(Outcome::Hang);
-    assert_eq!(matmul.multiply((1, 2, 1), &[1i8, 2], &[3, 4]), None);
+    assert_eq!(matmul.multiply((1, 2, 1), &[1i8, 2], Operand::Values(&[3, 4])), None);
     let reason = &matmul.decision().reason;
     assert!(reason.contains("given up after an error: the NPU did not finish"), "{reason}");
     assert_eq!(driver.leaks(), [""; 0], "given up, it holds nothing");
@@ -177,4 +175,56 @@ fn a_driver_that_hangs_is_given_up_without_leaks() {
     let matmul = start(&driver);
     assert!(matmul.decision().reason.contains("the self-test failed: the NPU did not finish"));
     assert_eq!(driver.leaks(), [""; 0]);
+}
+
+#[test]
+fn a_stored_matrix_is_used_only_with_its_own_shape() {
+    let (mut matmul, runs) = start(Mode::Force, None, None);
+    let stored = Operand::Stored(matmul.store(2, 1, &[5i16, 7]).expect("a stored matrix"));
+    assert_eq!(matmul.multiply((1, 2, 1), &[2i16, 3], stored), Some(vec![31]));
+    let runs_before = runs.load(Ordering::Relaxed);
+    // The NPU would read past its end.
+    assert_eq!(matmul.multiply((1, 2, 100), &[2i16, 3], stored), None);
+    assert_eq!(runs.load(Ordering::Relaxed), runs_before);
+}
+
+/// Floats of very different sizes by rows.
+fn floats(random: &mut Random, rows: usize, k: usize) -> Vec<f32> {
+    let mut value = |row: usize| {
+        let fraction = (random.next() % 20_001) as f32 / 10_000.0 - 1.0;
+        fraction.powi(3) * 10f32.powi(row as i32 % 5 - 2)
+    };
+    (0..rows * k).map(|index| value(index / k)).collect()
+}
+
+#[test]
+fn products_of_floats_are_within_the_stated_error() {
+    let (overlay, image) = one_core();
+    let backend = OnModel::new(&overlay, &image).expect("a model");
+    let matmul = Matmul::start(Mode::Force, overlay, Ok(Box::new(backend)));
+    let mut linear = Linear::new(matmul);
+    let mut random = Random(11);
+    let largest = |row: &[f32]| row.iter().fold(0.0f64, |largest, value| largest.max(f64::from(value.abs())));
+    let mut worst = 0.0f64;
+    for (m, k, n) in [(1, 1, 1), (13, 96, 20), (40, 520, 9)] {
+        let (x, w) = (floats(&mut random, m, k), floats(&mut random, n, k));
+        let weights = linear.store(k, &w).expect("stored weights");
+        assert_eq!((weights.k(), weights.rows()), (k, n));
+        let y = linear.multiply(&x, &weights).expect("a product");
+        assert_eq!(Some(&y), linear.multiply_once(k, &x, &w).as_ref());
+        for (row, (x, y)) in x.chunks_exact(k).zip(y.chunks_exact(n)).enumerate() {
+            for (column, (w, y)) in w.chunks_exact(k).zip(y).enumerate() {
+                let exact: f64 = x.iter().zip(w).map(|(x, w)| f64::from(*x) * f64::from(*w)).sum();
+                let bound = linear::ERROR * k as f64 * largest(x) * largest(w);
+                let error = (f64::from(*y) - exact).abs();
+                assert!(error <= bound, "{m} × {k} × {n} at {row}, {column}: {error} > {bound}");
+                worst = worst.max(error / bound);
+            }
+        }
+    }
+    // Far below the bound, the test would not notice a wrong half.
+    assert!(worst > 0.02, "{worst}");
+    let y = linear.multiply_once(2, &[1.0, f32::NAN, 1.0, 2.0], &[3.0, 4.0]).expect("a product");
+    assert!(y[0].is_nan() && (y[1] - 11.0).abs() < 1e-3, "{y:?}");
+    assert!(linear.multiply_once(2, &[1.0], &[3.0, 4.0]).is_none() && linear.matmul().decision().uses_npu);
 }

@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 
 use npu::array::HostMemory;
-use npu::gemm::{Factors, GemmPlan, Int8, Overlay};
+use npu::gemm::{GemmPlan, InputType, Int8, Overlay};
 use npu::tile::{Address, Register, TileKind};
 use npu::txn::{Op, Stream};
 use npu::xclbin::{Cdo, CdoCommand};
@@ -33,9 +33,9 @@ impl<'a> Case<'a> {
         let plan = GemmPlan::new(overlay, m, k, n).expect("a plan");
         let mut random = Random(5);
         let (mut a, mut b) = (random.matrix(m * k), random.matrix(k * n));
-        let packed = match overlay.factors {
-            Factors::Int16 => (plan.pack_a(&a), plan.pack_b(&b)),
-            Factors::Int8 => {
+        let packed = match overlay.input_type {
+            InputType::Int16 => (plan.pack_a(&a), plan.pack_b(&b)),
+            InputType::Int8 => {
                 let narrow = |matrix: &mut [i16]| -> Vec<i8> {
                     matrix.iter_mut().for_each(|value| *value %= 128);
                     matrix.iter().map(|&value| value as i8).collect()

@@ -4,7 +4,7 @@
 //! the model knows.
 
 use npu::array::{CoreLibrary, GemmKernel, PingPong};
-use npu::gemm::{Factors, Overlay, ShimPort};
+use npu::gemm::{InputType, Overlay, ShimPort};
 use npu::tile::{Direction, Register, TileKind, TilePlace};
 use npu::xclbin::{Cdo, CdoCommand, Partition, Pdi, Xclbin};
 
@@ -26,7 +26,7 @@ pub fn overlay() -> Overlay {
         file: [0; 32],
         program: CoreLibrary::digest(&PROGRAM),
         columns: 1,
-        factors: Factors::Int16,
+        input_type: InputType::Int16,
         kernel: GemmKernel {
             m: 8,
             k: 8,

@@ -1,0 +1,383 @@
+//! Products of an encoder on the NPU.
+//!
+//! The programs of a layer are recorded once and replayed. Where the NPU computes products, they are cut:
+//!
+//! ```text
+//! GPU program ─ copy of x ─▶ host: round to 16 bits ─▶ NPU ─▶ host: scale ─ copy to y ─▶ GPU program ─ …
+//! ```
+//!
+//! A batch that starts on the NPU and fails is repeated from its start by the GPU's own programs, so that its result is
+//! the GPU's bit by bit. From then on the NPU is not used.
+
+use std::{
+    cell::RefCell,
+    time::{Duration, Instant},
+};
+
+use gpu::{Arena, Buffer, Device, Lifetime, Memory, Program, Recorder};
+use half::f16;
+use kernels::{F16_UNIT, Matrix, OutputFormat, Target, VectorData, Vectors, f16_at};
+use npu::{
+    linear::{Linear, Weights},
+    matmul::Mode,
+    report::Operation,
+    settings::Settings,
+};
+
+use crate::{Result, state::TIMEOUT};
+
+/// Runs of a benchmark, of which the shortest counts. One more comes first: it compiles pipelines.
+const REPETITIONS: usize = 3;
+
+/// An encoder's products on the NPU.
+pub(crate) struct Offload {
+    linear: Linear,
+    operation: Operation,
+    settings: Settings,
+    /// By the index of the encoder's matrix; `None` where the GPU multiplies it.
+    weights: Vec<Option<Weights>>,
+}
+
+/// Rows that a product has in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rows {
+    /// Those of the encoder.
+    All,
+    /// Those that are left after pooling.
+    Pooled,
+}
+
+/// Numbers of [`Rows`] in a batch.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RowCounts {
+    pub all: usize,
+    pub pooled: usize,
+}
+
+impl Offload {
+    /// Tests the NPU for an operation, such as `embeddings of all-minilm`, and stores those of its matrices for which
+    /// `wanted` is true.
+    pub fn start<'a>(
+        settings: &Settings,
+        operation: &str,
+        device: &Device,
+        matrices: impl Iterator<Item = (bool, &'a Matrix)>,
+    ) -> Result<Self> {
+        let (linear, operation) = settings.start(operation);
+        let mut offload = Self { linear, operation, settings: settings.clone(), weights: vec![] };
+        for (wanted, matrix) in matrices {
+            let stored = match wanted && offload.is_used() {
+                true => offload.linear.store(matrix.layout().k, &read_matrix(device, matrix)?),
+                false => None,
+            };
+            offload.weights.push(stored);
+        }
+        offload.operation.decide(offload.linear.matmul().decision());
+        if offload.is_used() && offload.weights.iter().all(Option::is_none) {
+            offload.linear.matmul_mut().give_up("the overlay takes none of the model's matrices");
+            offload.operation.decide(offload.linear.matmul().decision());
+        }
+        if offload.settings.mode() != Mode::Auto || !offload.is_used() {
+            offload.log_decision();
+        }
+        Ok(offload)
+    }
+
+    /// Whether the NPU is used now.
+    pub fn is_used(&self) -> bool {
+        self.linear.matmul().decision().uses_npu
+    }
+
+    /// Whether the speed still decides.
+    pub fn needs_comparison(&self) -> bool {
+        self.is_used() && self.linear.matmul().mode() == Mode::Auto
+    }
+
+    /// Decides by the times of a batch with and without the NPU.
+    pub fn compare(&mut self, batch: &str, npu: Duration, gpu: Duration) {
+        self.linear.matmul_mut().compare(batch, npu, gpu);
+        self.operation.decide(self.linear.matmul().decision());
+        self.log_decision();
+    }
+
+    /// The NPU gave a product up: counts and logs that.
+    pub fn fall_back(&self) {
+        let decision = self.linear.matmul().decision();
+        self.operation.fall_back(decision);
+        self.settings.give_up(&decision.reason);
+        tracing::warn!(
+            operation = self.name(),
+            reason = decision.reason,
+            "the NPU is not used any more; the GPU computes the whole batch"
+        );
+    }
+
+    fn log_decision(&self) {
+        let decision = self.linear.matmul().decision();
+        let (operation, reason) = (self.name(), &decision.reason);
+        match (decision.uses_npu, self.settings.mode()) {
+            (true, _) => tracing::info!(operation, reason, "the NPU is used"),
+            (false, Mode::Force) => tracing::warn!(operation, reason, "the NPU is not used"),
+            (false, Mode::Auto) => tracing::info!(operation, reason, "the NPU is not used"),
+            (false, Mode::Off) => tracing::debug!(operation, reason, "the NPU is not used"),
+        }
+    }
+
+    fn name(&self) -> String {
+        self.operation.state().map_or(String::new(), |state| state.name)
+    }
+
+    /// y = x · Wᵀ for the matrix with this index; `None` if the NPU has been given up.
+    fn multiply(&mut self, matrix: usize, x: &[f32]) -> Option<Vec<f32>> {
+        let weights = self.weights.get(matrix)?.as_ref()?;
+        let y = self.linear.multiply(x, weights)?;
+        self.operation.count();
+        Some(y)
+    }
+
+    /// Cuts programs where the NPU multiplies.
+    pub fn cuts<'a>(&'a self, device: &'a Device) -> Cuts<'a> {
+        let (inputs, outputs) = Default::default();
+        Cuts { device, weights: &self.weights, cuts: RefCell::default(), inputs, outputs }
+    }
+}
+
+/// The weights of a matrix, as kernels dequantise them.
+fn read_matrix(device: &Device, matrix: &Matrix) -> Result<Vec<f32>> {
+    let read = |buffer: &Buffer| -> Result<Vec<u8>> {
+        let mut arena = Arena::new(device, Lifetime::Staging, Memory::Readback);
+        let copy = arena.buffer("weights for the NPU", buffer.len())?;
+        let mut recorder = device.recorder()?;
+        recorder.copy("weights for the NPU", buffer, &copy)?;
+        recorder.seal()?.run(TIMEOUT)?;
+        Ok(copy.read_vec()?)
+    };
+    let mut weights = Vec::with_capacity(matrix.layout().rows * matrix.layout().k);
+    for block in matrix.blocks() {
+        let values = read(&block.values)?;
+        let scales = block.scales.as_ref().map(read).transpose()?.unwrap_or_default();
+        let scales: Vec<u16> = scales.as_chunks().0.iter().map(|bytes| u16::from_le_bytes(*bytes)).collect();
+        let layout = &block.layout;
+        for row in 0..layout.rows {
+            weights.extend((0..layout.k).map(|k| layout.value(&values, &scales, row, k)));
+        }
+    }
+    Ok(weights)
+}
+
+/// A part of a layer.
+enum Stage {
+    Gpu(Program),
+    Npu(Product),
+}
+
+/// A product between two programs.
+struct Product {
+    matrix: usize,
+    rows: Rows,
+    /// Index of the host's copy of x, whether it is f16, its values in a row, and from one row to the next.
+    input: usize,
+    is_f16: bool,
+    k: usize,
+    input_stride: usize,
+    /// Index of the host's copy of y, the product's first value in a row, and values from one row to the next.
+    output: usize,
+    first: usize,
+    output_stride: usize,
+}
+
+/// Cuts programs while they are recorded.
+pub(crate) struct Cuts<'a> {
+    device: &'a Device,
+    weights: &'a [Option<Weights>],
+    /// Programs of this layer that end with a product.
+    cuts: RefCell<Vec<(Recorder, Product)>>,
+    inputs: RefCell<Vec<Buffer>>,
+    outputs: RefCell<Vec<Buffer>>,
+}
+
+impl Cuts<'_> {
+    /// Whether the NPU multiplies all of these matrices. They fill a row of the target together.
+    pub fn has_all(&self, mut matrices: impl Iterator<Item = usize>) -> bool {
+        matrices.all(|matrix| self.weights.get(matrix).is_some_and(Option::is_some))
+    }
+
+    /// Ends the program with a copy of `x`, and begins one with a copy of the product to `target`. False if the NPU cannot
+    /// compute this product: then nothing is recorded.
+    pub fn cut(
+        &self,
+        recorder: &mut Recorder,
+        matrix: usize,
+        x: &Vectors,
+        target: &Target,
+        rows: Rows,
+    ) -> Result<bool> {
+        let (values, is_f16) = match &x.data {
+            VectorData::F32(values) => (values, false),
+            VectorData::F16(values) => (values, true),
+            VectorData::Int8 { .. } | VectorData::Int16 { .. } => return Ok(false),
+        };
+        let is_f32 = matches!(target.format, OutputFormat::F32);
+        if !is_f32 || !self.has_all(std::iter::once(matrix)) {
+            return Ok(false);
+        }
+        let input = buffer_of(self.device, &self.inputs, Memory::Readback, values.len())?;
+        let output = buffer_of(self.device, &self.outputs, Memory::Upload, target.y.len())?;
+        recorder.copy("input for the NPU", values, &self.inputs.borrow()[input])?;
+        let mut next = self.device.recorder()?;
+        next.copy("output of the NPU", &self.outputs.borrow()[output], target.y.clone())?;
+        let product = Product {
+            matrix,
+            rows,
+            input,
+            is_f16,
+            k: x.k,
+            input_stride: x.stride(),
+            output,
+            first: target.first,
+            output_stride: target.stride,
+        };
+        self.cuts.borrow_mut().push((std::mem::replace(recorder, next), product));
+        Ok(true)
+    }
+
+    /// All layers. `layer` records one, from a recorder to the one that is left after its cuts.
+    pub fn programs(
+        self,
+        layers: u32,
+        mut layer: impl FnMut(&Self, u32, Recorder) -> Result<Recorder>,
+    ) -> Result<CutPrograms> {
+        let mut recorded = vec![];
+        for number in 0..layers {
+            let last = layer(&self, number, self.device.recorder()?)?;
+            recorded.push((self.cuts.take(), last));
+        }
+        let recorders =
+            recorded.iter().flat_map(|(cuts, last)| cuts.iter().map(|(recorder, _)| recorder).chain([last]));
+        let pipelines: Vec<_> = recorders.flat_map(|recorder| recorder.pipelines()).collect();
+        self.device.compile(&pipelines)?;
+        let seal = |(cuts, last): (Vec<(Recorder, Product)>, Recorder)| -> Result<Vec<Stage>> {
+            let mut stages = vec![];
+            for (recorder, product) in cuts {
+                stages.extend([Stage::Gpu(recorder.seal()?), Stage::Npu(product)]);
+            }
+            stages.push(Stage::Gpu(last.seal()?));
+            Ok(stages)
+        };
+        let layers = recorded.into_iter().map(seal).collect::<Result<Vec<_>>>()?;
+        Ok(CutPrograms { layers, inputs: self.inputs.into_inner(), outputs: self.outputs.into_inner() })
+    }
+}
+
+/// The index of a buffer with this length, for any product: they run one after the other.
+fn buffer_of(device: &Device, buffers: &RefCell<Vec<Buffer>>, memory: Memory, bytes: u64) -> Result<usize> {
+    let mut buffers = buffers.borrow_mut();
+    if let Some(index) = buffers.iter().position(|buffer| buffer.len() == bytes) {
+        return Ok(index);
+    }
+    // An arena of its own: it can be mapped while others are in use.
+    let mut arena = Arena::new(device, Lifetime::Staging, memory);
+    let mut buffer = arena.buffer("rows for the NPU", bytes)?;
+    if memory == Memory::Upload {
+        // Rows that are not in use are copied too.
+        buffer.bytes_mut()?.fill(0);
+    }
+    buffers.push(buffer);
+    Ok(buffers.len() - 1)
+}
+
+/// The programs of all layers, cut at products.
+pub(crate) struct CutPrograms {
+    layers: Vec<Vec<Stage>>,
+    inputs: Vec<Buffer>,
+    outputs: Vec<Buffer>,
+}
+
+impl CutPrograms {
+    /// Number of layers.
+    pub fn layers(&self) -> usize {
+        self.layers.len()
+    }
+
+    /// Runs a layer. False if the NPU failed: then what the layer should have written is undefined.
+    pub fn run(
+        &mut self,
+        device: &Device,
+        offload: &mut Offload,
+        layer: usize,
+        counts: RowCounts,
+        timeout: Duration,
+    ) -> Result<bool> {
+        let Self { layers, inputs, outputs } = self;
+        for stage in &layers[layer] {
+            let product = match stage {
+                Stage::Gpu(program) => {
+                    let ticket = device.submit(&[program])?;
+                    device.wait(ticket, timeout)?;
+                    continue;
+                }
+                Stage::Npu(product) => product,
+            };
+            let rows = match product.rows {
+                Rows::All => counts.all,
+                Rows::Pooled => counts.pooled,
+            };
+            if rows == 0 {
+                continue;
+            }
+            let x = product.read(&inputs[product.input], rows)?;
+            let Some(y) = offload.multiply(product.matrix, &x) else { return Ok(false) };
+            product.write(&mut outputs[product.output], &y, rows)?;
+        }
+        Ok(true)
+    }
+}
+
+impl Product {
+    /// The first rows of x.
+    fn read(&self, from: &Buffer, rows: usize) -> Result<Vec<f32>> {
+        let mut x = Vec::with_capacity(rows * self.k);
+        let (values, k) = (rows * self.input_stride, self.k);
+        if self.is_f16 {
+            let mut bits = vec![0u16; values];
+            from.read(0, bytemuck::cast_slice_mut(&mut bits))?;
+            for row in bits.chunks_exact(self.input_stride) {
+                x.extend((0..k).map(|k| F16_UNIT * f16::from_bits(row[f16_at(k)]).to_f32()));
+            }
+        } else {
+            let mut floats = vec![0f32; values];
+            from.read(0, bytemuck::cast_slice_mut(&mut floats))?;
+            floats.chunks_exact(self.input_stride).for_each(|row| x.extend_from_slice(&row[..k]));
+        }
+        Ok(x)
+    }
+
+    fn write(&self, to: &mut Buffer, y: &[f32], rows: usize) -> Result<()> {
+        let n = y.len() / rows;
+        let values: &mut [f32] = bytemuck::cast_slice_mut(to.bytes_mut()?);
+        for (row, y) in y.chunks_exact(n).enumerate() {
+            values[row * self.output_stride + self.first..][..n].copy_from_slice(y);
+        }
+        Ok(())
+    }
+}
+
+/// The shortest of several runs, after one that does not count. `None` if a run returns false.
+pub(crate) fn shortest(mut run: impl FnMut() -> Result<bool>) -> Result<Option<Duration>> {
+    let mut shortest = Duration::MAX;
+    for repetition in 0..=REPETITIONS {
+        let start = Instant::now();
+        if !run()? {
+            return Ok(None);
+        }
+        if repetition > 0 {
+            shortest = shortest.min(start.elapsed());
+        }
+    }
+    Ok(Some(shortest))
+}
+
+/// Which of several views of a matrix this is.
+pub(crate) fn index_of<Id>(matrices: &[(Id, Matrix)], matrix: &Matrix) -> Option<usize> {
+    matrices.iter().position(|(_, known)| std::ptr::eq(known, matrix))
+}

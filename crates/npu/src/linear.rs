@@ -1,0 +1,180 @@
+//! Products of floats on an int8 overlay: y = x · Wᵀ, where each value is rounded to 16 bits.
+//!
+//! Each row of x and each row of W has a scale: its largest magnitude becomes 32,639. A rounded value is 256 · high +
+//! low with two signed bytes, so that one product of int8 has all four products of the halves:
+//!
+//! ```text
+//!               W high   W low             high · high × 65,536
+//!   x high   │ hh      │ hl      │         + (high · low + low · high) × 256
+//!   x low    │ lh      │ ll      │         + low · low
+//! ```
+//!
+//! Their sums are exact. So a value of y differs from the exact product of the floats by at most K · max|x| · max|w| /
+//! 32,639 in its row of x and its row of W, whatever the values are ([`ERROR`]); and the error does not depend on
+//! where it is computed.
+
+use crate::matmul::{Matmul, Operand, Stored};
+
+/// The largest rounded magnitude: 127 · 256 + 127.
+const LARGEST: f32 = 32_639.0;
+
+/// The largest error of a value, as a fraction of K · max|x| · max|w| in its rows: half a step in each factor, and the
+/// rounding of scales and results to f32.
+pub const ERROR: f64 = 1.001 / LARGEST as f64;
+
+/// Weights that the NPU keeps.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Weights {
+    stored: Stored,
+    k: usize,
+    /// Scale of each row.
+    scales: Vec<f32>,
+}
+
+impl Weights {
+    /// Values of a row of x.
+    pub fn k(&self) -> usize {
+        self.k
+    }
+
+    /// Values of a row of y.
+    pub fn rows(&self) -> usize {
+        self.scales.len()
+    }
+}
+
+/// Products of floats on the NPU, or not.
+pub struct Linear {
+    matmul: Matmul,
+}
+
+impl Linear {
+    /// With an int8 overlay.
+    pub fn new(matmul: Matmul) -> Self {
+        Self { matmul }
+    }
+
+    /// Where products are computed, and why.
+    pub fn matmul(&self) -> &Matmul {
+        &self.matmul
+    }
+
+    /// The same, to decide.
+    pub fn matmul_mut(&mut self) -> &mut Matmul {
+        &mut self.matmul
+    }
+
+    /// Stores weights, rows of `k` values. `None` if the NPU is not used, or does not take this shape.
+    pub fn store(&mut self, k: usize, weights: &[f32]) -> Option<Weights> {
+        let (bytes, scales) = packed_weights(k, weights)?;
+        let stored = self.matmul.store(k, 2 * scales.len(), &bytes)?;
+        Some(Weights { stored, k, scales })
+    }
+
+    /// y = x · Wᵀ for rows of x. `None` if the engine has to compute it; after an error, for good.
+    pub fn multiply(&mut self, x: &[f32], weights: &Weights) -> Option<Vec<f32>> {
+        let Weights { stored, k, scales } = weights;
+        self.product(*k, x, Operand::Stored(*stored), scales)
+    }
+
+    /// The same for weights that are used once, rows of `k` values.
+    pub fn multiply_once(&mut self, k: usize, x: &[f32], weights: &[f32]) -> Option<Vec<f32>> {
+        let (bytes, scales) = packed_weights(k, weights)?;
+        self.product(k, x, Operand::Values(&bytes), &scales)
+    }
+
+    fn product(
+        &mut self,
+        k: usize,
+        x: &[f32],
+        weights: Operand<'_, i8>,
+        weight_scales: &[f32],
+    ) -> Option<Vec<f32>> {
+        let rows = rows_of(k, x)?;
+        let mut bytes = vec![0i8; 2 * x.len()];
+        let (high, low) = bytes.split_at_mut(x.len());
+        let halves = high.chunks_exact_mut(k).zip(low.chunks_exact_mut(k));
+        let scales: Vec<f32> =
+            x.chunks_exact(k).zip(halves).map(|(x, (high, low))| round(x, high, low)).collect();
+        let n = weight_scales.len();
+        let c = self.matmul.multiply((2 * rows, k, 2 * n), &bytes, weights)?;
+        let (high, low) = c.split_at(rows * 2 * n);
+        let mut y = Vec::with_capacity(rows * n);
+        for ((high, low), scale) in high.chunks_exact(2 * n).zip(low.chunks_exact(2 * n)).zip(scales) {
+            let ((hh, hl), (lh, ll)) = (high.split_at(n), low.split_at(n));
+            for (column, weight_scale) in weight_scales.iter().enumerate() {
+                let [hh, hl, lh, ll] = [hh, hl, lh, ll].map(|sums| i64::from(sums[column]));
+                let sum = (hh << 16) + ((hl + lh) << 8) + ll;
+                y.push((sum as f64 * f64::from(scale) * f64::from(*weight_scale)) as f32);
+            }
+        }
+        Some(y)
+    }
+}
+
+/// Rows of `k` values; `None` if there are none, or a part of one.
+fn rows_of(k: usize, values: &[f32]) -> Option<usize> {
+    (k > 0 && !values.is_empty() && values.len().is_multiple_of(k)).then(|| values.len() / k)
+}
+
+/// Weights by columns: of each row the high halves, then of each the low ones; and the scales of the rows.
+fn packed_weights(k: usize, weights: &[f32]) -> Option<(Vec<i8>, Vec<f32>)> {
+    let n = rows_of(k, weights)?;
+    let mut bytes = vec![0i8; 2 * weights.len()];
+    let (mut high, mut low) = (vec![0i8; k], vec![0i8; k]);
+    let mut scales = Vec::with_capacity(n);
+    for (row, weights) in weights.chunks_exact(k).enumerate() {
+        scales.push(round(weights, &mut high, &mut low));
+        for ((column, high), low) in bytes.chunks_exact_mut(2 * n).zip(&high).zip(&low) {
+            (column[row], column[n + row]) = (*high, *low);
+        }
+    }
+    Some((bytes, scales))
+}
+
+/// Rounds a row to two halves; its scale. Not a number, if a value is none or infinite, and so are its products.
+fn round(row: &[f32], high: &mut [i8], low: &mut [i8]) -> f32 {
+    let largest = row.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
+    if !row.iter().all(|value| value.is_finite()) {
+        high.fill(0);
+        low.fill(0);
+        return f32::NAN;
+    }
+    // A row of zeros, or of values so small that their scale would be zero.
+    let scale = (largest / LARGEST).max(f32::MIN_POSITIVE);
+    for ((value, high), low) in row.iter().zip(high).zip(low) {
+        let rounded = (value / scale).round().clamp(-LARGEST, LARGEST) as i32;
+        *low = rounded as i8;
+        *high = ((rounded - i32::from(*low)) >> 8) as i8;
+    }
+    scale
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn halves_make_the_rounded_value() {
+        let row: Vec<f32> = (-32_639..=32_639).map(|value| value as f32).collect();
+        let (mut high, mut low) = (vec![0; row.len()], vec![0; row.len()]);
+        assert_eq!(round(&row, &mut high, &mut low), 1.0);
+        for ((value, high), low) in row.iter().zip(high).zip(low) {
+            assert_eq!(256.0 * f32::from(high) + f32::from(low), *value);
+        }
+    }
+
+    #[test]
+    fn rows_without_a_scale() {
+        let (mut high, mut low) = ([1; 2], [1; 2]);
+        for row in [[0.0, -0.0], [f32::MIN_POSITIVE / 8.0, 0.0]] {
+            assert!(round(&row, &mut high, &mut low) > 0.0);
+            assert_eq!((high, low), ([0; 2], [0; 2]));
+        }
+        for row in [[1.0, f32::NAN], [f32::INFINITY, 1.0]] {
+            assert!(round(&row, &mut high, &mut low).is_nan());
+        }
+        assert!(rows_of(0, &[1.0]).is_none() && rows_of(2, &[1.0; 3]).is_none() && rows_of(2, &[]).is_none());
+        assert!(packed_weights(3, &[1.0]).is_none());
+    }
+}

@@ -1,0 +1,147 @@
+//! Which operations use the NPU, and why: for logs, reports of health and metrics.
+//!
+//! Operations enter themselves when a model is loaded and leave when it is unloaded. Clones of a [`Report`] share
+//! everything.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::matmul::Decision;
+
+/// What an operation does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OperationState {
+    /// The operation and its model, such as `embeddings of all-minilm`.
+    pub name: String,
+    /// Where its products are computed now, and why.
+    pub decision: Decision,
+    /// Products that the NPU computed.
+    pub products: u64,
+    /// Times that the NPU was given up after an error.
+    pub fallbacks: u64,
+}
+
+/// All operations that may use the NPU.
+#[derive(Debug, Clone, Default)]
+pub struct Report(Arc<Mutex<Operations>>);
+
+#[derive(Debug, Default)]
+struct Operations {
+    next: u64,
+    present: Vec<(u64, OperationState)>,
+    /// Of operations that have left: products and fallbacks.
+    past: (u64, u64),
+}
+
+impl Report {
+    /// Enters an operation.
+    pub fn enter(&self, name: impl Into<String>, decision: &Decision) -> Operation {
+        let mut operations = self.lock();
+        let number = operations.next;
+        operations.next += 1;
+        let state =
+            OperationState { name: name.into(), decision: decision.clone(), products: 0, fallbacks: 0 };
+        operations.present.push((number, state));
+        drop(operations);
+        Operation { report: self.clone(), number }
+    }
+
+    /// The operations of loaded models.
+    pub fn operations(&self) -> Vec<OperationState> {
+        self.lock().present.iter().map(|(_, state)| state.clone()).collect()
+    }
+
+    /// Products that the NPU computed, and times that it was given up after an error, of all operations since the start.
+    pub fn totals(&self) -> (u64, u64) {
+        let operations = self.lock();
+        operations.present.iter().fold(operations.past, |(products, fallbacks), (_, state)| {
+            (products + state.products, fallbacks + state.fallbacks)
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Operations> {
+        // Nothing is left half-done between calls, whatever panicked.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// An operation in a report. It leaves when it is dropped.
+#[derive(Debug)]
+pub struct Operation {
+    report: Report,
+    number: u64,
+}
+
+impl Operation {
+    /// Its state.
+    pub fn state(&self) -> Option<OperationState> {
+        self.report
+            .lock()
+            .present
+            .iter()
+            .find(|(number, _)| *number == self.number)
+            .map(|(_, state)| state.clone())
+    }
+
+    /// Counts a product.
+    pub fn count(&self) {
+        self.change(|state| state.products += 1);
+    }
+
+    /// Another decision.
+    pub fn decide(&self, decision: &Decision) {
+        self.change(|state| state.decision = decision.clone());
+    }
+
+    /// The NPU was given up after an error.
+    pub fn fall_back(&self, decision: &Decision) {
+        self.change(|state| {
+            state.decision = decision.clone();
+            state.fallbacks += 1;
+        });
+    }
+
+    fn change(&self, change: impl FnOnce(&mut OperationState)) {
+        let mut operations = self.report.lock();
+        if let Some((_, state)) = operations.present.iter_mut().find(|(number, _)| *number == self.number) {
+            change(state);
+        }
+    }
+}
+
+impl Drop for Operation {
+    fn drop(&mut self) {
+        let mut operations = self.report.lock();
+        if let Some(index) = operations.present.iter().position(|(number, _)| *number == self.number) {
+            let (_, state) = operations.present.remove(index);
+            operations.past.0 += state.products;
+            operations.past.1 += state.fallbacks;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operations_come_and_go_and_totals_stay() {
+        let report = Report::default();
+        let decision = |uses_npu| Decision { uses_npu, reason: "a reason".to_owned() };
+        let first = report.enter("first", &decision(true));
+        let second = report.enter("second", &decision(false));
+        first.count();
+        first.count();
+        first.fall_back(&decision(false));
+        second.decide(&decision(true));
+        let state = first.state().expect("present");
+        assert_eq!((state.products, state.fallbacks, state.decision.uses_npu), (2, 1, false));
+        let names = |report: &Report| -> Vec<(String, bool)> {
+            let operations = report.operations().into_iter();
+            operations.map(|state| (state.name, state.decision.uses_npu)).collect()
+        };
+        assert_eq!(names(&report), [("first".to_owned(), false), ("second".to_owned(), true)]);
+        drop(first);
+        assert_eq!(names(&report), [("second".to_owned(), true)]);
+        assert_eq!(report.totals(), (2, 1));
+    }
+}

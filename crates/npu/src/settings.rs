@@ -1,0 +1,164 @@
+//! How the models of a process use the NPU: when, for what, and how it is opened.
+//!
+//! ```
+//! use npu::gemm::Int8;
+//! use npu::matmul::{Mode, OnModel};
+//! use npu::settings::Settings;
+//!
+//! let one_core = Int8::new(1, 1).expect("a size");
+//! let settings = Settings::new(Mode::Force, one_core, |overlay, image| Ok(Box::new(OnModel::new(overlay, image)?)));
+//! let (mut linear, operation) = settings.start("an example");
+//! assert_eq!(linear.multiply_once(2, &[1.0, 0.0], &[0.5, 0.25]).map(|y| y.len()), Some(1));
+//! assert!(operation.state().is_some_and(|state| state.decision.uses_npu));
+//! ```
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+use crate::gemm::{Int8, Overlay};
+use crate::linear::Linear;
+use crate::matmul::{Backend, Matmul, Mode, OnDevice};
+use crate::report::{Operation, Report};
+use crate::runtime::{Device, LinuxIo};
+
+/// The longest that a command may take: a thousand times what the largest should.
+const TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Opens the NPU with an overlay and its image.
+type Open = dyn Fn(&Overlay, &[u8]) -> Result<Box<dyn Backend>> + Send + Sync;
+
+/// How models use the NPU. Clones share the report, and that the NPU was given up.
+#[derive(Clone)]
+pub struct Settings {
+    mode: Mode,
+    attention: bool,
+    size: Int8,
+    open: Arc<Open>,
+    report: Report,
+    /// Why no operation may use the NPU any more.
+    given_up: Arc<Mutex<Option<String>>>,
+}
+
+impl std::fmt::Debug for Settings {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { mode, attention, size, .. } = self;
+        f.debug_struct("Settings")
+            .field("mode", mode)
+            .field("attention", attention)
+            .field("size", size)
+            .finish()
+    }
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self::off()
+    }
+}
+
+impl Settings {
+    /// Products on this many cores, on what `open` opens.
+    pub fn new(
+        mode: Mode,
+        size: Int8,
+        open: impl Fn(&Overlay, &[u8]) -> Result<Box<dyn Backend>> + Send + Sync + 'static,
+    ) -> Self {
+        let open = Arc::new(open);
+        Self { mode, attention: false, size, open, report: Report::default(), given_up: Arc::default() }
+    }
+
+    /// The NPU is not used.
+    pub fn off() -> Self {
+        Self::new(Mode::Off, Int8::WHOLE, |_, _| Err(Error::WrongDevice("the NPU is off".to_owned())))
+    }
+
+    /// All cores of the NPU behind a device node, or why there is none.
+    pub fn on_node(mode: Mode, node: std::result::Result<PathBuf, String>) -> Self {
+        Self::new(mode, Int8::WHOLE, move |overlay, image| {
+            let node: &Path =
+                node.as_deref().map_err(|reason: &String| Error::WrongDevice(reason.clone()))?;
+            let device = Device::open(LinuxIo::open(node)?)?;
+            Ok(Box::new(OnDevice::new(device, overlay, image, TIMEOUT)?))
+        })
+    }
+
+    /// Also for the attention of language models.
+    #[must_use]
+    pub fn with_attention(mut self) -> Self {
+        self.attention = true;
+        self
+    }
+
+    /// Whether to use the NPU.
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// Whether the attention of language models uses it.
+    pub fn attention(&self) -> bool {
+        self.attention
+    }
+
+    /// The operations that use it, or why they do not.
+    pub fn report(&self) -> &Report {
+        &self.report
+    }
+
+    /// From now on, no operation starts on the NPU.
+    pub fn give_up(&self, reason: &str) {
+        self.given_up.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| reason.to_owned());
+    }
+
+    /// Opens and tests the NPU for an operation of a model, and enters it in the report.
+    pub fn start(&self, operation: &str) -> (Linear, Operation) {
+        let matmul = match self.size.overlay() {
+            Ok(overlay) => {
+                let backend = match self.mode {
+                    Mode::Off => Err(Error::WrongDevice("the NPU is off".to_owned())),
+                    _ => self.open(&overlay),
+                };
+                Matmul::start(self.mode, overlay, backend)
+            }
+            // Its generator is part of this crate, and tested.
+            Err(error) => Matmul::start(self.mode, Overlay::GEMM_256_1COL, Err(error)),
+        };
+        let operation = self.report.enter(operation, matmul.decision());
+        (Linear::new(matmul), operation)
+    }
+
+    fn open(&self, overlay: &Overlay) -> Result<Box<dyn Backend>> {
+        let given_up = self.given_up.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        match given_up {
+            Some(reason) => {
+                Err(Error::WrongDevice(format!("another operation of this process gave it up: {reason}")))
+            }
+            None => (self.open)(overlay, &self.size.pdi()?),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reasons_of_machines_without_a_usable_npu() {
+        let reason = |settings: &Settings| {
+            let (linear, operation) = settings.start("embeddings");
+            let state = operation.state().expect("entered");
+            assert_eq!(&state.decision, linear.matmul().decision());
+            assert!(!state.decision.uses_npu);
+            state.decision.reason
+        };
+        assert_eq!(reason(&Settings::off()), "the NPU is off");
+        let none = Settings::on_node(Mode::Auto, Err("no AMD NPU was found".to_owned()));
+        assert_eq!(reason(&none), "no AMD NPU was found");
+        let missing = Settings::on_node(Mode::Force, Ok("/nonexistent/accel0".into()));
+        assert!(reason(&missing).contains("cannot open /nonexistent/accel0"));
+        missing.clone().give_up("it hung");
+        assert_eq!(reason(&missing), "another operation of this process gave it up: it hung");
+        assert!(missing.report().operations().is_empty(), "all have left");
+    }
+}
