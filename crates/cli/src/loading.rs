@@ -11,7 +11,7 @@ use indrik::{
 use model::TuningReport;
 use serde::Deserialize;
 
-use crate::{output, render, speculate::Speculate};
+use crate::{npu::NpuUse, output, render, speculate::Speculate};
 
 /// Which model to run, and how; shared by all commands that run one.
 #[derive(Args, Clone)]
@@ -51,6 +51,9 @@ pub struct LoadArguments {
     /// print, fewer for speed
     #[arg(long, value_name = "TOKENS", conflicts_with = "no_images")]
     pub image_tokens: Option<u32>,
+    /// Matrix products of the image encoder on AMD's NPU (XDNA1; not yet run on hardware by us)
+    #[arg(long, value_name = "WHEN", env = "INDRIK_NPU", default_value_t)]
+    pub npu: NpuUse,
     /// Device, by index or part of its name
     #[arg(short, long, env = "INDRIK_DEVICE")]
     pub device: Option<String>,
@@ -108,6 +111,7 @@ impl ModelArguments {
             speculate: self.load.speculate.into(),
             draft: self.load.draft.clone(),
             images: !self.load.no_images,
+            npu: self.load.npu.settings(),
             ..Options::default()
         }
     }

@@ -1,10 +1,87 @@
-//! AMD's NPU, for display: facts of the system and of the driver, and what keeps programs from using it.
+//! AMD's NPU: facts of the system and of the driver, what keeps programs from using it, and `--npu`.
 
-use std::path::Path;
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    str::FromStr,
+};
 
+use clap::ValueEnum;
+use indrik::{NpuMode, NpuSettings};
 use npu::runtime::{DriverFacts, LinuxIo};
+use serde::Deserialize;
 use serde_json::{Value, json};
-use telemetry::{Access, System, Xdna};
+use telemetry::{Access, NpuGeneration, System, Xdna};
+
+/// Names the device node of the NPU.
+const NODE_VARIABLE: &str = "INDRIK_NPU_NODE";
+
+/// `--npu`: what AMD's NPU computes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum NpuUse {
+    /// Nothing
+    Off,
+    /// Matrix products of embedding models and image encoders, if a self-test passes and they are faster there
+    #[default]
+    Auto,
+    /// Matrix products of embedding models and image encoders, if a self-test passes
+    Force,
+}
+
+impl NpuUse {
+    /// The settings of a process.
+    pub fn settings(self) -> NpuSettings {
+        let mode = match self {
+            NpuUse::Off => NpuMode::Off,
+            NpuUse::Auto => NpuMode::Auto,
+            NpuUse::Force => NpuMode::Force,
+        };
+        NpuSettings::on_node(mode, node)
+    }
+}
+
+impl fmt::Display for NpuUse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            NpuUse::Off => "off",
+            NpuUse::Auto => "auto",
+            NpuUse::Force => "force",
+        })
+    }
+}
+
+impl FromStr for NpuUse {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<NpuUse, String> {
+        <NpuUse as ValueEnum>::from_str(text, false)
+    }
+}
+
+/// The node of an NPU that the overlays are for, or what is in the way.
+fn node() -> Result<PathBuf, String> {
+    if let Some(node) = std::env::var_os(NODE_VARIABLE) {
+        return Ok(node.into());
+    }
+    usable_node(System::new().xdna().as_ref())
+}
+
+/// The same on a machine with these facts.
+pub fn usable_node(xdna: Option<&Xdna>) -> Result<PathBuf, String> {
+    let xdna = xdna.ok_or("no AMD NPU was found on this machine")?;
+    if xdna.generation == Some(NpuGeneration::Xdna2) {
+        return Err(format!("the known overlays are for XDNA1: {}", NpuGeneration::Xdna2.verdict()));
+    }
+    let obstacle = xdna.obstacles().first().map(|obstacle| {
+        let fix = obstacle.fix().map_or(String::new(), |fix| format!(" ({fix})"));
+        format!("the NPU cannot be used: {obstacle}{fix}")
+    });
+    match &xdna.npu {
+        Some(npu) => Ok(npu.node.path.clone()),
+        None => Err(obstacle.unwrap_or_else(|| "the NPU cannot be used: it has no device node".to_string())),
+    }
+}
 
 /// What is known about AMD's NPU.
 pub struct NpuFacts {

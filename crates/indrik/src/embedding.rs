@@ -13,7 +13,7 @@ use text::{EncodedText, Tokenizer};
 use weights::{embedding::EmbeddingBlueprint, plan, stream, stream::Control};
 
 use crate::{
-    DeviceSelector, Error, LoadProgress, Result,
+    DeviceSelector, Error, LoadProgress, NpuSettings, Result, files,
     load::{PROGRESS_INTERVAL, STEP_TIMEOUT, SetOnDrop},
     memory::device_memory,
 };
@@ -36,11 +36,14 @@ pub struct EmbeddingOptions {
     pub prepare: bool,
     /// Time after which a step is considered hung and the device lost.
     pub step_timeout: Duration,
+    /// Whether AMD's NPU computes matrix products of the model; off by default.
+    pub npu: NpuSettings,
 }
 
 impl Default for EmbeddingOptions {
     fn default() -> Self {
-        Self { device: None, max_tokens: None, prepare: false, step_timeout: STEP_TIMEOUT }
+        let npu = NpuSettings::off();
+        Self { device: None, max_tokens: None, prepare: false, step_timeout: STEP_TIMEOUT, npu }
     }
 }
 
@@ -175,6 +178,8 @@ impl EmbeddingFiles {
             if options.prepare {
                 encoder.prepare()?;
             }
+            let (name, ..) = files::served_names(self.path(), None);
+            encoder.use_npu(&options.npu, &name)?;
             Ok(encoder)
         });
         Ok((loaded?, device.info().clone()))

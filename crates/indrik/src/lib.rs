@@ -71,6 +71,7 @@ pub use image::{ImageReader, PromptImage};
 pub use load::{LoadHooks, LoadProgress, LoadReport, Options, Speculate, tune};
 pub use memory::{amd_apu, device_memory, memory_on};
 pub use model::{Model, Preparation};
+pub use npu::{matmul::Mode as NpuMode, settings::Settings as NpuSettings};
 pub use sampling::{random_seed, recommended_sampling};
 pub use serve::{bind, router, serve};
 

@@ -24,7 +24,10 @@ use weights::{
     vision::VisionBlueprint,
 };
 
-use crate::{DeviceSelector, Error, Model, ModelFiles, Result, draft::DraftDemand, memory::device_memory};
+use crate::{
+    DeviceSelector, Error, Model, ModelFiles, NpuSettings, Result, draft::DraftDemand, files,
+    memory::device_memory,
+};
 
 /// Interval of reports while weights are read and while pipelines are compiled.
 pub(crate) const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
@@ -75,6 +78,8 @@ pub struct Options {
     /// Be ready for requests early, as a server: the pipelines of [`Model::prepare_first_requests`] are compiled while
     /// the weights are read, and [`Model::prepare_ahead`] does the autotuning.
     pub serving: bool,
+    /// Whether AMD's NPU computes matrix products of the image encoder; off by default.
+    pub npu: NpuSettings,
 }
 
 impl Default for Options {
@@ -97,6 +102,7 @@ impl Default for Options {
             step_timeout: STEP_TIMEOUT,
             queue_capacity: engine::Options::default().queue_capacity,
             serving: false,
+            npu: NpuSettings::off(),
         }
     }
 }
@@ -266,7 +272,9 @@ fn load(
             tune(runner.model(), progress)?
         }
     };
-    let runner = with_prefix_disk(runner.with_step_timeout(options.step_timeout), files, options);
+    let mut runner = with_prefix_disk(runner.with_step_timeout(options.step_timeout), files, options);
+    let (name, ..) = files::served_names(files.path(), None);
+    runner.use_npu_for_images(&options.npu, &name)?;
     let runner = match &options.page_events {
         Some(queue) => runner.with_page_events(queue.clone()),
         None => runner,

@@ -356,53 +356,55 @@ impl ImageEncoder {
     /// Computes products on the NPU from now on, if the settings, its tests and its speed allow that. `model` is its name
     /// in reports. The weights must have been filled.
     pub fn use_npu(&mut self, settings: &Settings, model: &str) -> Result<()> {
-        let matrices = self.weights.matrices.iter();
-        let matrices =
-            matrices.map(|(id, matrix)| (!programs::has_gated_epilogue(&self.weights, *id), matrix));
-        let operation = format!("image encoder of {model}");
-        let offload = self.offload.insert(Offload::start(settings, &operation, &self.device, matrices)?);
-        if !offload.is_used() {
-            return Ok(());
+        let mut offload = Offload::start(settings, &format!("image encoder of {model}"));
+        if offload.needs_comparison() {
+            // The matrices of the others are stored once it is worth it.
+            offload.store(&self.device, self.offloaded(is_of_first_program))?;
+            self.compare_with_npu(&mut offload)?;
         }
-        let Self { device, config, units, scratch, weights, .. } = &*self;
-        let Some(offload) = &self.offload else { return Ok(()) };
-        let count = config.layers().max(1);
-        self.cut = Some(offload.cuts(device).programs(count, |cuts, number, recorder| {
+        if offload.is_used() {
+            offload.store(&self.device, self.offloaded(|_| true))?;
+            self.cut = Some(self.record_cuts(&offload, self.programs.len() as u32)?);
+            offload.log_decision();
+        }
+        self.offload = Some(offload);
+        Ok(())
+    }
+
+    /// All matrices, and whether the NPU may multiply them.
+    fn offloaded(&self, wanted: fn(VisionMatrix) -> bool) -> impl Iterator<Item = (bool, &Matrix)> {
+        let is_plain = |id| !programs::has_gated_epilogue(&self.weights, id);
+        self.weights.matrices.iter().map(move |(id, matrix)| (is_plain(*id) && wanted(*id), matrix))
+    }
+
+    /// The first programs, cut where the NPU multiplies.
+    fn record_cuts(&self, offload: &Offload, count: u32) -> Result<CutPrograms> {
+        let Self { device, config, units, scratch, weights, .. } = self;
+        offload.cuts(device).programs(count, |cuts, number, recorder| {
             let cuts = Some(cuts);
             let recording = programs::Recording { device, config, weights, scratch, units: *units, cuts };
             recording.program(number, recorder)
-        })?);
-        if offload.needs_comparison() { self.compare_with_npu() } else { Ok(()) }
+        })
     }
 
-    /// Encodes an image of the largest size with the NPU and without, and decides by the times.
-    fn compare_with_npu(&mut self) -> Result<()> {
+    /// Runs the first program for an image of the largest size with the NPU and without, and decides by the times.
+    fn compare_with_npu(&mut self, offload: &mut Offload) -> Result<()> {
         let grid = Grid::largest(&self.config);
         self.scratch.write_images(&[grid], self.config.pooled_patches)?;
         let (all, side) = (grid.patches() as usize, self.config.pooled_patches as usize);
         let counts = RowCounts { all, pooled: all / side.pow(2) };
-        let Self { device, programs, cut: Some(cut), offload: Some(offload), timeout, .. } = self else {
+        let mut cut = self.record_cuts(offload, 1)?;
+        let npu = offload::shortest(|| cut.run(&self.device, offload, 0, counts, self.timeout))?;
+        let Some(npu) = npu else {
+            offload.fall_back();
             return Ok(());
         };
-        let layers = 0..cut.layers();
-        let npu = offload::shortest(|| {
-            for layer in layers.clone() {
-                if !cut.run(device, offload, layer, counts, *timeout)? {
-                    offload.fall_back();
-                    return Ok(false);
-                }
-            }
-            Ok(true)
-        })?;
-        if let Some(npu) = npu {
-            let gpu = offload::shortest(|| {
-                programs.iter().try_for_each(|program| program.run(*timeout)).map_err(Error::from)?;
-                Ok(true)
-            })?;
-            offload.compare(&format!("an image of {all} patches"), npu, gpu.unwrap_or(Duration::ZERO));
-        }
+        let program = &self.programs[0];
+        let gpu = offload::shortest(|| Ok(program.run(self.timeout).map(|()| true)?))?;
+        let image = format!("the first layer, for an image of {all} patches,");
+        offload.compare(&image, npu, gpu.unwrap_or(Duration::ZERO));
         if !offload.is_used() {
-            self.cut = None;
+            offload.log_decision();
         }
         Ok(())
     }
@@ -509,4 +511,10 @@ fn single(weights: &VisionWeights, id: VisionMatrix) -> Result<&Matrix> {
 fn row_counts(images: &[Image]) -> RowCounts {
     let all = images.iter().map(|image| image.patches().len()).sum();
     RowCounts { all, pooled: images.iter().map(|image| image.soft_tokens() as usize).sum() }
+}
+
+/// Whether a matrix belongs to the first program.
+fn is_of_first_program(id: VisionMatrix) -> bool {
+    use VisionMatrix::{AttentionOutput, Down, GateUp, PatchEmbed, Qkv, Up};
+    matches!(id, PatchEmbed | Qkv(0) | AttentionOutput(0) | Up(0) | GateUp(0) | Down(0))
 }

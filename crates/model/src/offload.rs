@@ -55,32 +55,37 @@ pub(crate) struct RowCounts {
 }
 
 impl Offload {
-    /// Tests the NPU for an operation, such as `embeddings of all-minilm`, and stores those of its matrices for which
-    /// `wanted` is true.
-    pub fn start<'a>(
-        settings: &Settings,
-        operation: &str,
-        device: &Device,
-        matrices: impl Iterator<Item = (bool, &'a Matrix)>,
-    ) -> Result<Self> {
+    /// Tests the NPU for an operation, such as `embeddings of all-minilm`. [`Self::store`] has to follow, and with
+    /// [`Mode::Auto`] before that [`Self::compare`].
+    pub fn start(settings: &Settings, operation: &str) -> Self {
         let (linear, operation) = settings.start(operation);
-        let mut offload = Self { linear, operation, settings: settings.clone(), weights: vec![] };
-        for (wanted, matrix) in matrices {
-            let stored = match wanted && offload.is_used() {
-                true => offload.linear.store(matrix.layout().k, &read_matrix(device, matrix)?),
-                false => None,
-            };
-            offload.weights.push(stored);
-        }
-        offload.operation.decide(offload.linear.matmul().decision());
-        if offload.is_used() && offload.weights.iter().all(Option::is_none) {
-            offload.linear.matmul_mut().give_up("the overlay takes none of the model's matrices");
-            offload.operation.decide(offload.linear.matmul().decision());
-        }
-        if offload.settings.mode() != Mode::Auto || !offload.is_used() {
+        let offload = Self { linear, operation, settings: settings.clone(), weights: vec![] };
+        if !offload.is_used() {
             offload.log_decision();
         }
-        Ok(offload)
+        offload
+    }
+
+    /// Stores those of all matrices that are wanted and not stored yet.
+    pub fn store<'a>(
+        &mut self,
+        device: &Device,
+        matrices: impl Iterator<Item = (bool, &'a Matrix)>,
+    ) -> Result<()> {
+        for (number, (is_wanted, matrix)) in matrices.enumerate() {
+            if self.weights.len() <= number {
+                self.weights.push(None);
+            }
+            if is_wanted && self.is_used() && self.weights[number].is_none() {
+                let weights = read_matrix(device, matrix)?;
+                self.weights[number] = self.linear.store(matrix.layout().k, &weights);
+            }
+        }
+        if self.is_used() && self.weights.iter().all(Option::is_none) {
+            self.linear.matmul_mut().give_up("the overlay takes none of the model's matrices");
+        }
+        self.operation.decide(self.linear.matmul().decision());
+        Ok(())
     }
 
     /// Whether the NPU is used now.
@@ -97,7 +102,6 @@ impl Offload {
     pub fn compare(&mut self, batch: &str, npu: Duration, gpu: Duration) {
         self.linear.matmul_mut().compare(batch, npu, gpu);
         self.operation.decide(self.linear.matmul().decision());
-        self.log_decision();
     }
 
     /// The NPU gave a product up: counts and logs that.
@@ -112,7 +116,8 @@ impl Offload {
         );
     }
 
-    fn log_decision(&self) {
+    /// Logs where products are computed, and why.
+    pub fn log_decision(&self) {
         let decision = self.linear.matmul().decision();
         let (operation, reason) = (self.name(), &decision.reason);
         match (decision.uses_npu, self.settings.mode()) {
@@ -241,7 +246,7 @@ impl Cuts<'_> {
         Ok(true)
     }
 
-    /// All layers. `layer` records one, from a recorder to the one that is left after its cuts.
+    /// The first layers. `layer` records one, from a recorder to the one that is left after its cuts.
     pub fn programs(
         self,
         layers: u32,

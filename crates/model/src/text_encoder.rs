@@ -318,10 +318,13 @@ impl TextEncoder {
         counts: RowCounts,
         proceed: &mut dyn FnMut(usize) -> bool,
     ) -> Result<bool> {
-        if !self.offload.as_ref().is_some_and(Offload::is_used) {
+        let Some(offload) = self.offload.as_ref().filter(|offload| offload.is_used()) else {
             return Ok(false);
+        };
+        if self.buckets[number].cut.is_none() {
+            let cut = self.record_cuts(number, offload, self.config.layer_count())?;
+            self.buckets[number].cut = Some(cut);
         }
-        self.record_cut(number)?;
         let (Some(offload), Some(cut)) = (&mut self.offload, &mut self.buckets[number].cut) else {
             return Ok(false);
         };
@@ -341,36 +344,50 @@ impl TextEncoder {
     /// Computes products on the NPU from now on, if the settings, its tests and its speed allow that. `model` is its name
     /// in reports.
     pub fn use_npu(&mut self, settings: &Settings, model: &str) -> Result<()> {
-        let matrices = self.weights.matrices.iter().map(|(id, matrix)| {
-            let is_plain = programs::product_epilogue(&self.config, &self.weights, *id) == Epilogue::None;
-            (programs::takes_activations(*id) && is_plain, matrix)
-        });
-        let operation = format!("embeddings of {model}");
-        let offload = Offload::start(settings, &operation, &self.device, matrices)?;
-        let needs_comparison = offload.needs_comparison();
+        let mut offload = Offload::start(settings, &format!("embeddings of {model}"));
+        if offload.needs_comparison() {
+            // The matrices of the others are stored once it is worth it.
+            offload.store(&self.device, self.offloaded(is_of_first_layer))?;
+            self.compare_with_npu(&mut offload)?;
+        }
+        if offload.is_used() {
+            offload.store(&self.device, self.offloaded(|_| true))?;
+            offload.log_decision();
+        }
         self.offload = Some(offload);
-        if needs_comparison { self.compare_with_npu() } else { Ok(()) }
+        Ok(())
     }
 
-    /// Runs a batch with the NPU and without, and decides by the times.
-    fn compare_with_npu(&mut self) -> Result<()> {
+    /// All matrices, and whether the NPU may multiply them.
+    fn offloaded(&self, wanted: fn(EmbeddingMatrix) -> bool) -> impl Iterator<Item = (bool, &Matrix)> {
+        self.weights.matrices.iter().map(move |(id, matrix)| {
+            let is_plain = programs::product_epilogue(&self.config, &self.weights, *id) == Epilogue::None;
+            (programs::takes_activations(*id) && is_plain && wanted(*id), matrix)
+        })
+    }
+
+    /// Runs the first layer for a batch with the NPU and without, and decides by the times.
+    fn compare_with_npu(&mut self, offload: &mut Offload) -> Result<()> {
         let length = COMPARED_TOKENS.min(self.limits.max_tokens) as usize;
         let text = vec![0; length];
-        let texts =
-            vec![&text[..]; (COMPARED_ROWS.min(self.limits.max_rows as usize) / length).clamp(1, MAX_TEXTS)];
-        let rows = length * texts.len();
-        let number = self.bucket_for(rows, texts.len());
+        let count = (COMPARED_ROWS.min(self.limits.max_rows as usize) / length).clamp(1, MAX_TEXTS);
+        let texts = vec![&text[..]; count];
+        let counts = RowCounts { all: length * count, pooled: count };
+        let number = self.bucket_for(counts.all, count);
         self.buckets[number].scratch.write_texts(&self.config, &texts)?;
-        let counts = RowCounts { all: rows, pooled: texts.len() };
-        let npu = offload::shortest(|| self.run_on_npu(number, counts, &mut |_| true))?;
-        // Otherwise it has been given up.
-        let Some(npu) = npu else { return Ok(()) };
-        let gpu = offload::shortest(|| self.run_on_gpu(number, rows, &mut |_| true).map(|()| true))?;
-        if let (Some(offload), Some(gpu)) = (&mut self.offload, gpu) {
-            offload.compare(&format!("a batch of {rows} tokens"), npu, gpu);
-            if !offload.is_used() {
-                self.buckets.iter_mut().for_each(|bucket| bucket.cut = None);
-            }
+        self.record(number)?;
+        let mut cut = self.record_cuts(number, offload, 1)?;
+        let npu = offload::shortest(|| cut.run(&self.device, offload, 0, counts, self.timeout))?;
+        let Some(npu) = npu else {
+            offload.fall_back();
+            return Ok(());
+        };
+        let program = &self.buckets[number].programs[0];
+        let gpu = offload::shortest(|| Ok(program.run(self.timeout).map(|()| true)?))?;
+        let batch = format!("the first layer, for a batch of {} tokens,", counts.all);
+        offload.compare(&batch, npu, gpu.unwrap_or(Duration::ZERO));
+        if !offload.is_used() {
+            offload.log_decision();
         }
         Ok(())
     }
@@ -399,19 +416,15 @@ impl TextEncoder {
         Ok(())
     }
 
-    /// Records the programs of a bucket that are cut where the NPU multiplies, unless that has happened.
-    fn record_cut(&mut self, number: usize) -> Result<()> {
-        let Self { device, config, units, activations, buckets, rope, weights, offload, .. } = self;
-        let Bucket { scratch, cut, .. } = &mut buckets[number];
-        let (None, Some(offload)) = (&cut, offload) else { return Ok(()) };
-        let (units, activations) = (*units, *activations);
-        let programs = offload.cuts(device).programs(config.layer_count(), |cuts, layer, recorder| {
+    /// The programs of a bucket's first layers, cut where the NPU multiplies.
+    fn record_cuts(&self, number: usize, offload: &Offload, layers: u32) -> Result<CutPrograms> {
+        let Self { device, config, units, activations, buckets, rope, weights, .. } = self;
+        let (scratch, units, activations) = (&buckets[number].scratch, *units, *activations);
+        offload.cuts(device).programs(layers, |cuts, layer, recorder| {
             let cuts = Some(cuts);
             let recording = Recording { device, config, weights, scratch, rope, units, activations, cuts };
             recording.program(layer, recorder)
-        })?;
-        *cut = Some(programs);
-        Ok(())
+        })
     }
 
     /// The same encoder with the code path of cooperative matrices on a device that has none: slow; for tests.
@@ -442,4 +455,10 @@ impl Rope {
         }
         Ok(rope)
     }
+}
+
+/// Whether a matrix belongs to the first layer.
+fn is_of_first_layer(id: EmbeddingMatrix) -> bool {
+    use EmbeddingMatrix::{AttentionOutput, Down, GateUp, Qkv, Up};
+    matches!(id, Qkv(0) | AttentionOutput(0) | Up(0) | GateUp(0) | Down(0))
 }

@@ -12,7 +12,7 @@
 //! assert!(operation.state().is_some_and(|state| state.decision.uses_npu));
 //! ```
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -74,12 +74,13 @@ impl Settings {
         Self::new(Mode::Off, Int8::WHOLE, |_, _| Err(Error::WrongDevice("the NPU is off".to_owned())))
     }
 
-    /// All cores of the NPU behind a device node, or why there is none.
-    pub fn on_node(mode: Mode, node: std::result::Result<PathBuf, String>) -> Self {
+    /// All cores of the NPU behind the device node that `find` finds, or why there is none.
+    pub fn on_node(
+        mode: Mode,
+        find: impl Fn() -> std::result::Result<PathBuf, String> + Send + Sync + 'static,
+    ) -> Self {
         Self::new(mode, Int8::WHOLE, move |overlay, image| {
-            let node: &Path =
-                node.as_deref().map_err(|reason: &String| Error::WrongDevice(reason.clone()))?;
-            let device = Device::open(LinuxIo::open(node)?)?;
+            let device = Device::open(LinuxIo::open(&find().map_err(Error::WrongDevice)?)?)?;
             Ok(Box::new(OnDevice::new(device, overlay, image, TIMEOUT)?))
         })
     }
@@ -153,9 +154,9 @@ mod tests {
             state.decision.reason
         };
         assert_eq!(reason(&Settings::off()), "the NPU is off");
-        let none = Settings::on_node(Mode::Auto, Err("no AMD NPU was found".to_owned()));
+        let none = Settings::on_node(Mode::Auto, || Err("no AMD NPU was found".to_owned()));
         assert_eq!(reason(&none), "no AMD NPU was found");
-        let missing = Settings::on_node(Mode::Force, Ok("/nonexistent/accel0".into()));
+        let missing = Settings::on_node(Mode::Force, || Ok("/nonexistent/accel0".into()));
         assert!(reason(&missing).contains("cannot open /nonexistent/accel0"));
         missing.clone().give_up("it hung");
         assert_eq!(reason(&missing), "another operation of this process gave it up: it hung");

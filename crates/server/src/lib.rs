@@ -108,5 +108,5 @@ pub use generator::{Gauge, Generator};
 pub use listen::{Handle, Server, router};
 pub use models::{
     Capability, LoadControl, LoadedModel, Machine, ModelDescription, ModelFacts, ModelLoader, ModelStore,
-    Models, OpenModel, Pool, PoolOptions, PullProgress, StoreError,
+    Models, NpuOperation, OpenModel, Pool, PoolOptions, PullProgress, StoreError,
 };

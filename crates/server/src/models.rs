@@ -14,6 +14,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use engine::Status;
+use serde::Serialize;
 
 use crate::config::Model;
 use crate::embedder::{Embedder, EmbeddingModel};
@@ -99,6 +100,26 @@ pub trait Machine: Send + Sync + 'static {
 
     /// The device and the machine, for `/stats`.
     fn hardware(&self, status: &Status) -> HardwareStats;
+
+    /// Operations that may run on an NPU, for `/health`. Does not block.
+    fn npu_operations(&self) -> Vec<NpuOperation> {
+        vec![]
+    }
+}
+
+/// An operation that may run on an NPU.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct NpuOperation {
+    /// The operation and its model.
+    pub name: String,
+    /// Whether it runs there now.
+    pub uses_npu: bool,
+    /// Why.
+    pub reason: String,
+    /// Matrix products that the NPU has computed.
+    pub products: u64,
+    /// Times that the NPU was given up after an error.
+    pub fallbacks: u64,
 }
 
 /// Finds and loads models.

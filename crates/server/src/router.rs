@@ -127,7 +127,7 @@ pub(crate) fn routes(
         Root::Application => Router::new(),
     };
     let router = Router::new()
-        .route("/health", get(async || Json(json!({ "status": "alive" }))))
+        .route("/health", get(health))
         .route("/ready", get(ready))
         .route("/metrics", get(prometheus))
         .route("/openapi.json", get(openapi))
@@ -146,6 +146,15 @@ pub(crate) fn routes(
     let router = router.layer(middleware::from_fn_with_state(app, check_host));
     let router = router.layer(middleware::from_fn(anthropic::render_errors));
     Ok(Routes { router: router.layer(middleware::from_fn(ollama::render_errors)), models, traces })
+}
+
+/// `GET /health`: the process runs; and which operations may run on an NPU, if the machine has any.
+async fn health(State(app): State<Arc<AppState>>) -> Json<Value> {
+    let operations = app.machine.as_ref().map(|machine| machine.npu_operations()).unwrap_or_default();
+    Json(match operations.is_empty() {
+        true => json!({ "status": "alive" }),
+        false => json!({ "status": "alive", "npu": operations }),
+    })
 }
 
 /// A URI without double slashes and slashes at the end of its path, as base URLs with a slash produce them; `None` if it

@@ -13,12 +13,13 @@ use clap::Args;
 use indrik::{EmbedOptions, Embedding, EmbeddingFiles, EmbeddingOptions};
 use serde_json::json;
 
-use crate::{loading::Terminal, output};
+use crate::{loading::Terminal, npu::NpuUse, output};
 
 /// Turn texts into vectors with an embedding model
 #[derive(Args)]
 #[command(after_help = "Examples:\n  indrik embed -m all-minilm \"a cat on a mat\" \"a dog\" --json\n  \
                         indrik embed -m qwen3-embedding:0.6b --prompt query \"When do herons nest?\"\n  \
+                        indrik embed -m all-minilm --npu force \"a cat on a mat\"\n  \
                         indrik embed -m embeddinggemma --file lines.txt --dimensions 256 --output vectors.f32\n  \
                         cat lines.txt | indrik embed -m all-minilm -")]
 pub struct Arguments {
@@ -49,6 +50,9 @@ pub struct Arguments {
     /// Write the vectors to a file instead: f32, little-endian, one after the other
     #[arg(short, long, value_name = "FILE", conflicts_with = "json")]
     output: Option<PathBuf>,
+    /// Matrix products on AMD's NPU (XDNA1; not yet run on hardware by us)
+    #[arg(long, value_name = "WHEN", env = "INDRIK_NPU", default_value_t)]
+    npu: NpuUse,
     /// Device, by index or part of its name
     #[arg(short, long, env = "INDRIK_DEVICE")]
     device: Option<String>,
@@ -65,6 +69,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let options = EmbeddingOptions {
         device: arguments.device.clone(),
         max_tokens: arguments.context,
+        npu: arguments.npu.settings(),
         ..EmbeddingOptions::default()
     };
     let terminal = Terminal::default();

@@ -5,7 +5,7 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    process::{Command, Output},
+    process::{Command, Output, Stdio},
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -14,7 +14,11 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::common::{indrik, json, stderr, stdout};
+use crate::common::{
+    indrik, json,
+    served::{Served, has_device},
+    stderr, stdout,
+};
 use store::testing::{Page, Server};
 
 const NODE: &str = "/dev/accel/fake";
@@ -230,6 +234,88 @@ fn our_own_overlay_goes_through_real_calls() {
     let result = json(&output);
     assert_eq!((&result["passed"], &result["ran_on"]), (&json!(true), &json!("npu")));
     assert_eq!(calls.iter().filter(|call| *call == "EXEC_CMD").count(), 40);
+}
+
+/// A tiny embedding model.
+fn embedding_model() -> String {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/embeddings/bert_mean").display().to_string()
+}
+
+/// With the fake driver as the NPU of `--npu`.
+fn with_npu<'a>(command: &'a mut Command, log: &Path) -> &'a mut Command {
+    let fake = command.env("LD_PRELOAD", library()).env("FAKENPU_NODE", NODE).env("FAKENPU_LOG", log);
+    fake.env("INDRIK_NPU_NODE", NODE)
+}
+
+fn count(log: &Path, name: &str) -> usize {
+    fs::read_to_string(log).unwrap_or_default().lines().filter(|line| *line == name).count()
+}
+
+#[test]
+fn vectors_come_from_the_npu_if_it_is_forced_and_from_the_gpu_after_a_fault() {
+    if !has_device() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let embed = |name: &str, npu: &str, fault: Option<&str>| {
+        let log = folder.path().join(name);
+        let mut command = indrik(&["embed", "-m", &embedding_model(), "--npu", npu, "--json", "a cat"]);
+        command.envs(fault.map(|fault| ("FAKENPU_FAIL", fault)));
+        let output = with_npu(&mut command, &log).output().unwrap();
+        let vector: Vec<f32> = serde_json::from_value(json(&output)["data"][0]["embedding"].clone()).unwrap();
+        (vector, stderr(&output), log)
+    };
+    let (gpu, errors, log) = embed("off", "off", None);
+    assert!(!errors.contains("NPU") && !log.exists(), "{errors}");
+    let (npu, errors, log) = embed("force", "force", None);
+    let difference = gpu.iter().zip(&npu).map(|(gpu, npu)| (gpu - npu).abs()).fold(0.0, f32::max);
+    assert!(difference > 0.0 && difference < 1e-4 && !errors.contains("NPU"), "{difference}: {errors}");
+    // Two of the self-test, four for each of two layers.
+    assert_eq!((count(&log, "EXEC_CMD"), count(&log, "closed")), (2 + 2 * 4, 1));
+    // The last command.
+    let calls = fs::read_to_string(&log).unwrap();
+    let last = calls.lines().enumerate().filter(|(_, call)| *call == "EXEC_CMD").last().unwrap().0;
+    let (faulty, errors, log) = embed("fault", "force", Some(&format!("{last}:5")));
+    assert_eq!(faulty, gpu);
+    assert!(
+        errors.contains("EXEC_CMD failed") && errors.contains("the GPU computes the whole batch"),
+        "{errors}"
+    );
+    let calls = fs::read_to_string(&log).unwrap();
+    assert!(calls.ends_with("closed\n") && !calls.contains("leak"), "{calls}");
+}
+
+#[test]
+fn the_server_says_what_the_npu_computes() {
+    if !has_device() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("calls");
+    let model = embedding_model();
+    let mut command = indrik(&["serve", "--port", "0", "--json", "--npu", "force", "-m", &model]);
+    command.env("INDRIK_DRAIN_LINGER", "1ms").stdout(Stdio::piped()).stderr(Stdio::piped());
+    let server = Served::start(with_npu(&mut command, &log));
+    let (status, body) =
+        server.request("POST", "/v1/embeddings", r#"{"model": "bert_mean", "input": "a cat"}"#);
+    assert_eq!(status, 200, "{body}");
+    let health: Value = serde_json::from_str(&server.request("GET", "/health", "").1).unwrap();
+    let expected = json!({ "status": "alive", "npu": [{
+        "name": "embeddings of bert_mean", "uses_npu": true, "reason": "forced; the self-test passed",
+        "products": 8, "fallbacks": 0,
+    }] });
+    assert_eq!(health, expected);
+    assert_eq!(
+        (server.metric("indrik_npu_products_total"), server.metric("indrik_npu_fallbacks_total")),
+        (8, 0)
+    );
+    let metrics = server.request("GET", "/metrics", "").1;
+    let active = "indrik_npu_operation_active{operation=\"embeddings of bert_mean\"} 1";
+    assert!(metrics.lines().any(|line| line == active), "{metrics}");
+    server.signal("-TERM");
+    server.wait();
+    let calls = fs::read_to_string(&log).unwrap();
+    assert!(calls.ends_with("closed\n") && !calls.contains("leak"), "{calls}");
 }
 
 #[test]

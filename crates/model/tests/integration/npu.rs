@@ -204,7 +204,7 @@ fn what_is_slower_or_wrong_is_not_used() {
         (Mode::Off, false, "the NPU is off"),
         (Mode::Force, true, "the self-test failed"),
         // The array model executes every instruction of the cores.
-        (Mode::Auto, false, "not faster: a batch of 75 tokens takes"),
+        (Mode::Auto, false, "not faster: the first layer, for a batch of 75 tokens, takes"),
     ] {
         let driver = driver();
         let settings = settings(mode, &driver);

@@ -14,7 +14,9 @@ use engine::{
 use futures_util::future::{BoxFuture, FutureExt};
 use serde_json::{Value, json};
 use server::stats::HardwareStats;
-use server::{Config, Gauge, Generator, Handle, LoadedModel, Machine, Model, Models, Pool, Server};
+use server::{
+    Config, Gauge, Generator, Handle, LoadedModel, Machine, Model, Models, NpuOperation, Pool, Server,
+};
 use text::{ChatTemplate, Tokenizer, Vocabulary, VocabularyKind};
 
 pub const MODEL: &str = "tiny/gemma";
@@ -279,6 +281,16 @@ impl Machine for Mock {
 
     fn hardware(&self, _: &Status) -> HardwareStats {
         HardwareStats::default()
+    }
+
+    fn npu_operations(&self) -> Vec<NpuOperation> {
+        vec![NpuOperation {
+            name: "image encoder of mock".to_owned(),
+            uses_npu: false,
+            reason: "no AMD NPU was found".to_owned(),
+            products: 0,
+            fallbacks: 0,
+        }]
     }
 }
 

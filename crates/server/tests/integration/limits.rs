@@ -334,7 +334,11 @@ fn headers_are_limited_in_size_and_time() {
     let mut status = [0; 12];
     flood.read_exact(&mut status).unwrap();
     assert_eq!(&status, b"HTTP/1.1 431");
-    assert_eq!(server.get("/health").json(), json!({ "status": "alive" }));
+    let operation = json!({
+        "name": "image encoder of mock", "uses_npu": false, "reason": "no AMD NPU was found", "products": 0,
+        "fallbacks": 0,
+    });
+    assert_eq!(server.get("/health").json(), json!({ "status": "alive", "npu": [operation] }));
     // The timeout applies to the headers only, not to the response.
     assert_eq!(server.post(CHAT, &chat(json!({}))).status, 200);
 }

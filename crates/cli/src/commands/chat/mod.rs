@@ -30,7 +30,8 @@ use transcript::Transcript;
 #[command(after_help = "Examples: indrik chat\n          indrik chat -m smollm2\n          \
                         indrik chat -m smollm2 -p \"What is the capital of France?\"\n          \
                         indrik chat -m smollm2 -s \"Reply in French.\" -c 4096\n          \
-                        indrik chat -m gemma3:4b --image photo.jpg -p \"What is this?\"\n\n\
+                        indrik chat -m gemma3:4b --image photo.jpg -p \"What is this?\"\n          \
+                        indrik chat -m gemma3:4b --image photo.jpg --npu force -p \"What is this?\"\n\n\
                         In the chat: /help lists the commands, Ctrl-C cancels a reply, Ctrl-D quits.\n\
                         On a terminal, replies are wrapped and their Markdown is styled; NO_COLOR=1 or CLICOLOR=0 \
                         switches styles off. In a pipe, replies are plain text and every line of the input is a message.")]

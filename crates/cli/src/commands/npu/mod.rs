@@ -10,8 +10,8 @@ use clap::{Args, Subcommand};
 /// Pull overlays for AMD's NPU (XDNA1), and test it
 #[derive(Args)]
 #[command(after_help = "Example: indrik npu pull && indrik npu selftest\n\n\
-    Indrik runs no model on the NPU. docs/npu.md says what it could be good for; `indrik doctor` says whether this \
-    machine has one, and what keeps programs from using it.")]
+    `--npu` of `indrik serve`, `embed` and others lets models use it. docs/npu.md says what it could be good for; \
+    `indrik doctor` says whether this machine has one, and what keeps programs from using it.")]
 pub struct Arguments {
     #[command(subcommand)]
     command: Command,

@@ -17,10 +17,10 @@ use npu::{
 };
 use serde_json::{Value, json};
 use store::OVERLAYS;
-use telemetry::{NpuGeneration, System};
+use telemetry::System;
 
 use crate::{
-    npu::{NpuFacts, driver_json, driver_parts, firmware},
+    npu::{NpuFacts, driver_json, driver_parts, firmware, usable_node},
     output,
 };
 
@@ -116,31 +116,12 @@ impl Run {
 
     /// The node to open. Fails with what is in the way.
     fn node(&self, given: Option<&Path>) -> anyhow::Result<PathBuf> {
-        let Some(NpuFacts { xdna, .. }) = &self.facts else {
-            return given.map(Path::to_path_buf).context(
-                "no AMD NPU was found on this machine; --simulate runs the same products on the array model",
-            );
-        };
-        if given.is_none() && xdna.generation == Some(NpuGeneration::Xdna2) {
-            let verdict = NpuGeneration::Xdna2.verdict();
-            bail!(
-                "the known overlays are for XDNA1: {verdict}; --simulate runs the same products on the array model"
-            );
+        if let Some(node) = given {
+            return Ok(node.to_path_buf());
         }
-        match (given, &xdna.npu) {
-            (Some(node), _) => Ok(node.to_path_buf()),
-            (None, Some(npu)) => Ok(npu.node.path.clone()),
-            (None, None) => {
-                let reason =
-                    xdna.obstacles().first().map_or("it has no device node".to_string(), |obstacle| {
-                        let fix = obstacle.fix().map_or(String::new(), |fix| format!(" ({fix})"));
-                        format!("{obstacle}{fix}")
-                    });
-                bail!(
-                    "the NPU cannot be used: {reason}; --simulate runs the same products on the array model"
-                )
-            }
-        }
+        usable_node(self.facts.as_ref().map(|facts| &facts.xdna)).map_err(|reason| {
+            anyhow::anyhow!("{reason}; --simulate runs the same products on the array model")
+        })
     }
 
     fn passed(&self) -> bool {

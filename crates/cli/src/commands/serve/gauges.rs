@@ -31,11 +31,9 @@ type ReadNpu = fn(&NpuSample) -> Option<f64>;
 const NPUS: [(&str, &str, ReadNpu); 3] = [
     ("npu_busy_ratio", "NPU utilisation, 0 to 1", |npu| npu.busy),
     ("npu_power_watts", "Power draw of the NPU", |npu| npu.power_watts),
-    (
-        "npu_usable",
-        "1 if nothing keeps programs from using the NPU, 0 otherwise; no model runs on it",
-        |npu| Some(if npu.obstacle.is_none() { 1.0 } else { 0.0 }),
-    ),
+    ("npu_usable", "1 if nothing keeps programs from using the NPU, 0 otherwise", |npu| {
+        Some(if npu.obstacle.is_none() { 1.0 } else { 0.0 })
+    }),
 ];
 
 /// Gauges of the NPUs.
@@ -45,6 +43,23 @@ fn npu_gauges(npus: &[NpuSample]) -> impl Iterator<Item = Gauge> {
             Some(Gauge { name, help, label: Some(("npu", npu.name.clone())), value: read(npu)? })
         })
     })
+}
+
+/// What the NPU computes.
+fn npu_operation_gauges(report: &npu::report::Report) -> impl Iterator<Item = Gauge> + use<> {
+    let help = "1 if the NPU computes matrix products of the operation, 0 otherwise; /health says why";
+    let active = report.operations().into_iter().map(move |state| Gauge {
+        name: "npu_operation_active",
+        help,
+        label: Some(("operation", state.name)),
+        value: if state.decision.uses_npu { 1.0 } else { 0.0 },
+    });
+    let (products, fallbacks) = report.totals();
+    let total = |name, help, value: u64| Gauge { name, help, label: None, value: value as f64 };
+    active.chain([
+        total("npu_products_total", "Matrix products that the NPU computed", products),
+        total("npu_fallbacks_total", "Times that the NPU was given up after an error", fallbacks),
+    ])
 }
 
 fn bytes(bytes: Option<u64>) -> Option<f64> {
@@ -163,12 +178,33 @@ pub fn read(status: &Status, hardware: &Hardware) -> Vec<Gauge> {
         .chain(kv_events)
         .chain(gpu_gauges)
         .chain(npu_gauges(npus))
+        .chain(npu_operation_gauges(hardware.npu()))
         .collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn operations_have_gauges_for_what_the_npu_computes() {
+        let report = npu::report::Report::default();
+        let decision = npu::matmul::Decision { uses_npu: true, reason: "forced".to_owned() };
+        let operation = report.enter("embeddings of mini", &decision);
+        operation.count();
+        let seen = || -> Vec<_> {
+            npu_operation_gauges(&report).map(|gauge| (gauge.name, gauge.label, gauge.value)).collect()
+        };
+        let active =
+            |value| ("npu_operation_active", Some(("operation", "embeddings of mini".to_owned())), value);
+        let totals =
+            |fallbacks| [("npu_products_total", None, 1.0), ("npu_fallbacks_total", None, fallbacks)];
+        assert_eq!(seen(), [vec![active(1.0)], totals(0.0).to_vec()].concat());
+        operation.fall_back(&npu::matmul::Decision { uses_npu: false, reason: "it hung".to_owned() });
+        assert_eq!(seen(), [vec![active(0.0)], totals(1.0).to_vec()].concat());
+        drop(operation);
+        assert_eq!(seen(), totals(1.0));
+    }
 
     #[test]
     fn an_npu_has_gauges_for_what_is_known_about_it() {

@@ -6,6 +6,7 @@ use engine::{PowerMeter, Status};
 use indrik::{HeapProbe, Model};
 use kvevents::Monitor;
 use model::{PrefixDisk, PrefixDiskStats};
+use npu::report::{OperationState, Report as NpuReport};
 use server::stats::{BandwidthStats, DeviceStats, EnergyStats};
 use telemetry::{EnergyMeter, Sampler, Snapshot};
 use weights::plan::HeapUsage;
@@ -18,6 +19,7 @@ use crate::{energy, heaps::heap_stats};
 pub struct Hardware {
     loaded: Arc<RwLock<Option<Arc<Loaded>>>>,
     prefix_disk: Option<PrefixDisk>,
+    npu: NpuReport,
     kv_events: Arc<OnceLock<Monitor>>,
 }
 
@@ -43,8 +45,13 @@ struct Loaded {
 const PROBE_BYTES: u64 = 512 << 20;
 
 impl Hardware {
-    pub fn new(prefix_disk: Option<PrefixDisk>) -> Hardware {
-        Hardware { prefix_disk, ..Hardware::default() }
+    pub fn new(prefix_disk: Option<PrefixDisk>, npu: NpuReport) -> Hardware {
+        Hardware { prefix_disk, npu, ..Hardware::default() }
+    }
+
+    /// The operations that may run on the NPU.
+    pub fn npu(&self) -> &NpuReport {
+        &self.npu
     }
 
     /// The prefix cache on disk, if there is one.
@@ -153,5 +160,17 @@ impl server::Machine for Hardware {
             memory: loaded
                 .map_or(vec![], |loaded| heap_stats(&loaded.heap_probe.heaps(), &loaded.planned_heaps)),
         }
+    }
+
+    fn npu_operations(&self) -> Vec<server::NpuOperation> {
+        let operations = self.npu.operations().into_iter();
+        let operation = |state: OperationState| server::NpuOperation {
+            name: state.name,
+            uses_npu: state.decision.uses_npu,
+            reason: state.decision.reason,
+            products: state.products,
+            fallbacks: state.fallbacks,
+        };
+        operations.map(operation).collect()
     }
 }

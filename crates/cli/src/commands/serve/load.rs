@@ -44,7 +44,7 @@ impl Loader {
         let given = offer.settings().memory_budget.map(|size| size.0 as u64);
         let memory_budget = given.unwrap_or_else(|| indrik::device_memory(&adapter.info).usable());
         Ok(Loader {
-            hardware: Hardware::new(offer.prefix_disk.clone()),
+            hardware: Hardware::new(offer.prefix_disk.clone(), offer.npu.report().clone()),
             offer: Arc::new(offer),
             reload: Arc::default(),
             memory_budget,

@@ -8,7 +8,7 @@ use std::{
 };
 
 use checkpoint::ModelKind;
-use indrik::{EmbeddingFiles, EmbeddingOptions, ModelFiles, Options};
+use indrik::{EmbeddingFiles, EmbeddingOptions, ModelFiles, NpuSettings, Options};
 use model::{ImageProcessor, PrefixDisk, pages::PageEventQueue};
 use server::{ModelDescription, ModelFacts};
 use store::{EntryKind, Store, StoreEntry};
@@ -38,6 +38,8 @@ pub struct Offer {
     pub prefix_disk: Option<PrefixDisk>,
     /// Changes of the prefix cache of the only model, if they are published.
     pub page_events: Option<PageEventQueue>,
+    /// How all models use the NPU.
+    pub npu: NpuSettings,
 }
 
 /// Where a model is.
@@ -89,7 +91,8 @@ impl Offer {
         let prefix_disk = open_prefix_disk(&settings)?;
         let page_events = settings.kv_events.map(|_| PageEventQueue::new(kv_events::QUEUE));
         let descriptions = Mutex::default();
-        let offer = Offer { settings, named, whole_store, descriptions, prefix_disk, page_events };
+        let npu = settings.npu.settings();
+        let offer = Offer { settings, named, whole_store, descriptions, prefix_disk, page_events, npu };
         kv_events::check(&offer)?;
         if offer.named.is_empty() && offer.entries().is_empty() {
             anyhow::bail!(
@@ -196,6 +199,7 @@ impl Offer {
                 draft: settings.draft.clone().filter(|_| is_main),
                 no_images: !settings.images,
                 image_tokens: settings.image_tokens.filter(|_| is_main).map(|tokens| tokens.get()),
+                npu: settings.npu,
                 device: settings.device.clone(),
             },
         };
@@ -221,6 +225,7 @@ impl Offer {
             max_tokens: settings.context.map(|context| context.get().min(files.config().max_tokens)),
             prepare: true,
             step_timeout: settings.step_timeout.0,
+            npu: self.npu.clone(),
         };
         let Names { id, others } = self.names(name, files.path());
         let mut served = files.served_as(id, &options)?;
@@ -273,6 +278,7 @@ impl Offer {
             step_timeout: settings.step_timeout.0,
             queue_capacity: settings.max_queue,
             serving: true,
+            npu: self.npu.clone(),
             ..base
         })
     }
