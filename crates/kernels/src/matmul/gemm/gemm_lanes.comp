@@ -81,18 +81,28 @@ float sum_of_lanes(float value) {
     return value + subgroupShuffleXor(value, 4);
 }
 
-// Weight i of a word; for int4 in its low or high nibbles.
-float weight(uint word, uint group, uint i) {
+// Columns whose sums are in registers at once. All of them take a weight before the next one is unpacked: then weights
+// need no registers, and no addition waits for the one before. 8 threads have too few registers for that.
+const uint COLUMN_BLOCK = LANES == 8 ? 1 : COLUMNS <= 6 ? COLUMNS : 4;
+const uint COLUMN_BLOCKS = (COLUMNS + COLUMN_BLOCK - 1) / COLUMN_BLOCK;
+
+// Weight i of a word, for int4 in its low or high nibbles; scaled if SCALES_WEIGHTS.
+float weight(uint word, uint group, uint i, float scale, float minimum) {
     if (SCHEME == F32) {
         return uintBitsToFloat(word);
     }
     if (IS_FLOAT) {
         return halves_to_floats(word)[i];
     }
-    if (IS_INT4) {
-        return float(int(word << (28 - i * 8 - group * 4)) >> 28);
+    if (IS_INT4 && SCALES_WEIGHTS) {
+        // With its sign flipped and as the highest bits of a mantissa, a nibble q makes the float 1.5 + q / 16: that takes
+        // fewer instructions than a conversion.
+        uint bit = i * 8 + group * 4;
+        uint bits = bit < 19 ? word << (19 - min(bit, 19)) : word >> (max(bit, 19) - 19);
+        return uintBitsToFloat((bits & 0x780000u) ^ 0x3fc00000u) * scale + minimum;
     }
-    return float(int(word << (24 - i * 8)) >> 24);
+    int q = IS_INT4 ? int(word << (28 - i * 8 - group * 4)) >> 28 : int(word << (24 - i * 8)) >> 24;
+    return SCALES_WEIGHTS ? float(q) * scale + minimum : float(q);
 }
 
 void main() {
@@ -102,6 +112,9 @@ void main() {
     if (first_column >= columns && PAIRS_PER_X == 0 || expert == NO_EXPERT) {
         return;
     }
+    // Read once: the driver checks the bounds of push constants wherever they are read.
+    Tiles values = push.values;
+    Words scale_words = push.scales;
     uint lane = gl_SubgroupInvocationID;
     uint quads = (push.k + QUAD - 1) / QUAD;
     uint tiles = (push.k + GROUPS * K_VALUES - 1) / (GROUPS * K_VALUES);
@@ -135,7 +148,7 @@ void main() {
                 uint strip = expert_strip + min(panel * STRIPS + v / STRIP_VECTORS, last_strip);
                 uint row = v % STRIP_VECTORS * LANES + lane;
                 [[unroll]] for (uint i = 0; i < 4; i++) {
-                    uvec2 pair = unpack32(push.values.data[strip * quads * TILES + tile].pairs[row][i]);
+                    uvec2 pair = unpack32(values.data[strip * quads * TILES + tile].pairs[row][i]);
                     words[v * 8 + 2 * i] = pair.x;
                     words[v * 8 + 2 * i + 1] = pair.y;
                 }
@@ -144,10 +157,12 @@ void main() {
                     at += IS_INT4 ? tile % TILES : tile % TILES / 2;
                     // An int4 tile has two groups, an int8 tile one of the two whose scales share a word.
                     uint shift = IS_INT4 ? 0 : tile % 2 * 16;
-                    scales[v] = unpackHalf2x16(push.scales.data[at] >> shift);
-                    minima[v] = HAS_MIN ? unpackHalf2x16(push.scales.data[at + 2] >> shift) : vec2(0.0);
+                    scales[v] = unpackHalf2x16(scale_words.data[at] >> shift);
+                    minima[v] = HAS_MIN ? unpackHalf2x16(scale_words.data[at + 2] >> shift) : vec2(0.0);
                     if (SCHEME == INT4_MIN) {
-                        minima[v] += 8.0 * scales[v];
+                        // Of the floats 1 + (q + 8) / 16, or of the integers q.
+                        minima[v] += (SCALES_WEIGHTS ? -16.0 : 8.0) * scales[v];
+                        scales[v] *= SCALES_WEIGHTS ? 16.0 : 1.0;
                     }
                 }
             }
@@ -158,29 +173,35 @@ void main() {
                     x_sums[c] = 0.0;
                 }
                 [[unroll]] for (uint k_vector = 0; k_vector < K_VECTORS; k_vector++) {
-                    float w[ROW_VECTORS * K_LANES * 2];
-                    [[unroll]] for (uint v = 0; v < ROW_VECTORS; v++) {
-                        [[unroll]] for (uint j = 0; j < K_LANES * 2; j++) {
-                            uint word = words[v * 8 + (k_vector * K_LANES * 2 + j) / PER_WORD];
-                            float unscaled = weight(word, group, j % PER_WORD);
-                            w[v * K_LANES * 2 + j] = SCALES_WEIGHTS ? unscaled * scales[v][group] + minima[v][group] : unscaled;
-                        }
-                    }
+                    vec2 x[COLUMNS];
                     [[unroll]] for (uint c = 0; c < COLUMNS; c++) {
                         uint at = x_first[c] + ((tile * GROUPS + group) * K_VECTORS + k_vector) * K_LANES;
-                        vec2 x = uintBitsToFloat(unpack32(push.x.pairs[at]));
+                        x[c] = uintBitsToFloat(unpack32(push.x.pairs[at]));
                         if (SUMS_X) {
-                            x_sums[c] += x.x + x.y;
+                            x_sums[c] += x[c].x + x[c].y;
                         }
+                    }
+                    [[unroll]] for (uint block = 0; block < COLUMN_BLOCKS; block++) {
                         [[unroll]] for (uint j = 0; j < K_LANES * 2; j++) {
-                            float value = LANES == 8 ? subgroupShuffle(x[j % 2], j / 2) : subgroupBroadcast(x[j % 2], j / 2);
+                            float w[ROW_VECTORS];
                             [[unroll]] for (uint v = 0; v < ROW_VECTORS; v++) {
-                                uint at = v * COLUMNS + c;
-                                float product = w[v * K_LANES * 2 + j] * value;
-                                if (IS_FLOAT || SCALES_WEIGHTS) {
-                                    sums[at] += product;
-                                } else {
-                                    group_sums[at] = k_vector + j == 0 ? product : group_sums[at] + product;
+                                uint word = words[v * 8 + (k_vector * K_LANES * 2 + j) / PER_WORD];
+                                w[v] = weight(word, group, j % PER_WORD, scales[v][group], minima[v][group]);
+                            }
+                            [[unroll]] for (uint i = 0; i < COLUMN_BLOCK; i++) {
+                                uint c = min(block * COLUMN_BLOCK + i, COLUMNS - 1);
+                                if (block * COLUMN_BLOCK + i != c) {
+                                    continue;
+                                }
+                                float value = LANES == 8 ? subgroupShuffle(x[c][j % 2], j / 2) : subgroupBroadcast(x[c][j % 2], j / 2);
+                                [[unroll]] for (uint v = 0; v < ROW_VECTORS; v++) {
+                                    uint at = v * COLUMNS + c;
+                                    float product = w[v] * value;
+                                    if (IS_FLOAT || SCALES_WEIGHTS) {
+                                        sums[at] += product;
+                                    } else {
+                                        group_sums[at] = k_vector + j == 0 ? product : group_sums[at] + product;
+                                    }
                                 }
                             }
                         }

@@ -137,10 +137,9 @@ fn packed_tiles(caps: &Caps, shape: &Shape) -> Vec<packed::Tile> {
 }
 
 /// On Mesa's CPU driver with vectors of 8 threads, one strip and 16 columns are fastest; 8 columns take 1.15 times as long
-/// per column, but columns past the last are wasted work. With two strips there are registers for 8. With vectors of 16
-/// threads a strip is half as many registers: two strips share the broadcasts of x, in 0.8 of the time of one.
+/// per column, but columns past the last are wasted work. With two strips there are registers for 8.
 fn tile(shape: &Shape, lanes: u32) -> lanes::Tile {
-    let strips = if lanes == 16 { 2 } else { shape.epilogue.strips() as u32 };
+    let strips = lanes::strips(lanes, shape.epilogue);
     let columns = shape.columns as u32;
     let sixteen = strips * STRIP as u32 / lanes <= 2
         && columns.next_multiple_of(16) * 20 < columns.next_multiple_of(8) * 23;
