@@ -27,6 +27,8 @@ pub enum NpuUse {
     Auto,
     /// Matrix products of embedding models and image encoders, if a self-test passes
     Force,
+    /// The same, and attention of prompts: slower than the GPU on all that is known, never chosen by auto
+    Attention,
 }
 
 impl NpuUse {
@@ -35,9 +37,10 @@ impl NpuUse {
         let mode = match self {
             NpuUse::Off => NpuMode::Off,
             NpuUse::Auto => NpuMode::Auto,
-            NpuUse::Force => NpuMode::Force,
+            NpuUse::Force | NpuUse::Attention => NpuMode::Force,
         };
-        NpuSettings::on_node(mode, node)
+        let settings = NpuSettings::on_node(mode, node);
+        if self == NpuUse::Attention { settings.with_attention() } else { settings }
     }
 }
 
@@ -47,6 +50,7 @@ impl fmt::Display for NpuUse {
             NpuUse::Off => "off",
             NpuUse::Auto => "auto",
             NpuUse::Force => "force",
+            NpuUse::Attention => "attention",
         })
     }
 }

@@ -78,7 +78,7 @@ pub struct Options {
     /// Be ready for requests early, as a server: the pipelines of [`Model::prepare_first_requests`] are compiled while
     /// the weights are read, and [`Model::prepare_ahead`] does the autotuning.
     pub serving: bool,
-    /// Whether AMD's NPU computes matrix products of the image encoder; off by default.
+    /// Whether AMD's NPU computes matrix products of the image encoder, or of attention; off by default.
     pub npu: NpuSettings,
 }
 
@@ -275,6 +275,9 @@ fn load(
     let mut runner = with_prefix_disk(runner.with_step_timeout(options.step_timeout), files, options);
     let (name, ..) = files::served_names(files.path(), None);
     runner.use_npu_for_images(&options.npu, &name)?;
+    if options.npu.attention() {
+        runner.use_npu_for_attention(&options.npu, &name);
+    }
     let runner = match &options.page_events {
         Some(queue) => runner.with_page_events(queue.clone()),
         None => runner,

@@ -3,6 +3,8 @@
 
 mod disk;
 
+use std::ops::Range;
+
 use checkpoint::{Attention, AttentionSpan, Config};
 use gpu::{Arena, Buffer, Device, Lifetime, Memory};
 use kernels::{KvLayer, KvShape, KvTable};
@@ -202,6 +204,35 @@ impl KvCache {
     pub(crate) fn table(&self, span: AttentionSpan) -> KvTable {
         let table = &self.tables[PageKind::from(span) as usize];
         KvTable { view: table.view(), stride: self.limits.pages_per_sequence() }
+    }
+
+    /// The pages of a slot's positions, by entry of its table.
+    pub(crate) fn pages_of(&self, span: AttentionSpan, slot: u32, entries: Range<u32>) -> Result<Vec<u32>> {
+        let table = &self.tables[PageKind::from(span) as usize];
+        let mut pages = vec![0_u32; entries.len()];
+        let first = slot * self.limits.pages_per_sequence() + entries.start;
+        table.read(u64::from(first) * 4, bytemuck::cast_slice_mut(&mut pages))?;
+        Ok(pages)
+    }
+
+    /// The bytes of a layer's pages, one after the other: keys and values.
+    pub(crate) fn read_pages(&self, layer: usize, pages: &[u32]) -> Result<(Vec<u8>, Vec<u8>)> {
+        let layer = self.layer(layer);
+        let bytes = layer.shape.bytes() / u64::from(layer.shape.pages);
+        let mut arena = Arena::new(&self.device, Lifetime::Staging, Memory::Readback);
+        let copies = [&layer.k, &layer.v]
+            .map(|from| Ok::<_, Error>((from, arena.buffer("KV pages", bytes * pages.len() as u64)?)));
+        let [keys, values] = copies;
+        let (keys, values) = (keys?, values?);
+        let mut recorder = self.device.recorder()?;
+        for (from, to) in [&keys, &values] {
+            for (number, page) in (0..).zip(pages) {
+                let to = to.slice(number * bytes..(number + 1) * bytes)?;
+                recorder.copy("KV page", from.slice(layer.shape.page_range(*page))?, to)?;
+            }
+        }
+        recorder.seal()?.run(TIMEOUT)?;
+        Ok((keys.1.read_vec()?, values.1.read_vec()?))
     }
 
     /// Pages that no sequence holds, of full-attention and of sliding-window layers.

@@ -118,14 +118,7 @@ impl Offload {
 
     /// Logs where products are computed, and why.
     pub fn log_decision(&self) {
-        let decision = self.linear.matmul().decision();
-        let (operation, reason) = (self.name(), &decision.reason);
-        match (decision.uses_npu, self.settings.mode()) {
-            (true, _) => tracing::info!(operation, reason, "the NPU is used"),
-            (false, Mode::Force) => tracing::warn!(operation, reason, "the NPU is not used"),
-            (false, Mode::Auto) => tracing::info!(operation, reason, "the NPU is not used"),
-            (false, Mode::Off) => tracing::debug!(operation, reason, "the NPU is not used"),
-        }
+        log_decision(&self.settings, &self.operation);
     }
 
     fn name(&self) -> String {
@@ -144,6 +137,18 @@ impl Offload {
     pub fn cuts<'a>(&'a self, device: &'a Device) -> Cuts<'a> {
         let (inputs, outputs) = Default::default();
         Cuts { device, weights: &self.weights, cuts: RefCell::default(), inputs, outputs }
+    }
+}
+
+/// Logs where the products of an operation are computed, and why.
+pub(crate) fn log_decision(settings: &Settings, operation: &Operation) {
+    let Some(state) = operation.state() else { return };
+    let (operation, reason) = (&state.name, &state.decision.reason);
+    match (state.decision.uses_npu, settings.mode()) {
+        (true, _) => tracing::info!(operation, reason, "the NPU is used"),
+        (false, Mode::Force) => tracing::warn!(operation, reason, "the NPU is not used"),
+        (false, Mode::Auto) => tracing::info!(operation, reason, "the NPU is not used"),
+        (false, Mode::Off) => tracing::debug!(operation, reason, "the NPU is not used"),
     }
 }
 
@@ -275,7 +280,12 @@ impl Cuts<'_> {
 }
 
 /// The index of a buffer with this length, for any product: they run one after the other.
-fn buffer_of(device: &Device, buffers: &RefCell<Vec<Buffer>>, memory: Memory, bytes: u64) -> Result<usize> {
+pub(crate) fn buffer_of(
+    device: &Device,
+    buffers: &RefCell<Vec<Buffer>>,
+    memory: Memory,
+    bytes: u64,
+) -> Result<usize> {
     let mut buffers = buffers.borrow_mut();
     if let Some(index) = buffers.iter().position(|buffer| buffer.len() == bytes) {
         return Ok(index);

@@ -18,6 +18,7 @@ use kernels::{
 
 use crate::{
     Error, Model, Result,
+    attention_offload::AttentionCuts,
     bucket::bucket,
     decoder,
     image_encoder::SoftTokenCache,
@@ -416,10 +417,25 @@ impl ProgramCache {
         if key.decodes_in_place() && model.device.caps().conditional_rendering {
             // Steps after the end of a run are skipped.
             let running = sources.sampler.running()?;
-            recorder.conditional(&running, |recorder| self.record_segment(sources, key, range, recorder))?;
+            recorder
+                .conditional(&running, |recorder| self.record_segment(sources, key, range, recorder, None))?;
         } else {
-            self.record_segment(sources, key, range, &mut recorder)?;
+            self.record_segment(sources, key, range, &mut recorder, None)?;
         }
+        Ok(recorder)
+    }
+
+    /// Records a whole prefill step that is cut where layers attend; the recorder after the last cut.
+    pub fn record_cut(
+        &mut self,
+        sources: &mut Sources<'_>,
+        key: ProgramKey,
+        cuts: &AttentionCuts<'_>,
+    ) -> Result<Recorder> {
+        self.allocate(sources, key)?;
+        let mut recorder = sources.model.device.recorder()?;
+        let all = 0..sources.pacer.units();
+        self.record_segment(sources, key, all, &mut recorder, Some(cuts))?;
         Ok(recorder)
     }
 
@@ -429,6 +445,7 @@ impl ProgramCache {
         key: ProgramKey,
         range: Range<usize>,
         recorder: &mut Recorder,
+        attention_cuts: Option<&AttentionCuts<'_>>,
     ) -> Result<()> {
         let Sources { model, cache, state, sampler, soft_tokens, .. } = sources;
         let outputs = self.outputs.get(&(key.output.rows(), key.output_kernel_rows()));
@@ -440,6 +457,7 @@ impl ProgramCache {
             kv_splits: &self.kv_splits,
             outputs,
             soft_tokens: *soft_tokens,
+            attention_cuts,
         };
         let mut step = Step::new(buffers, key.batch, recorder);
         let layers = model.config.layers;

@@ -20,6 +20,7 @@ use kernels::{matmul::gemv, sample::Features};
 
 use crate::{
     Error, Image, ImageEncoder, Limits, Model, Result, Sampled, Sampling, SetupTime,
+    attention_offload::{AttentionCuts, AttentionOffload, Outcome},
     bucket::{bucket, buckets},
     image::{image_blocks, is_image_token},
     kv_cache::KvCache,
@@ -28,7 +29,7 @@ use crate::{
     programs::{Output, ProgramCache, ProgramKey, Sources},
     sampler::SamplerState,
     sampling::RowSampling,
-    state::{HostArenas, Row, RowCounts, StepState, TIMEOUT},
+    state::{Batch, HostArenas, Row, RowCounts, StepState, TIMEOUT},
     step,
 };
 
@@ -72,6 +73,8 @@ pub struct Runner {
     sampler: SamplerState,
     programs: ProgramCache,
     encoder: Option<ImageEncoder>,
+    /// `None` unless attention may run on the NPU.
+    attention: Option<AttentionOffload>,
     /// Pipelines compiled before the first programs are recorded: kept until then.
     compiled_ahead: Vec<Pipeline>,
     /// Whether a prefill step may run in the program of a larger bucket because its own is not recorded yet.
@@ -101,6 +104,7 @@ impl Runner {
             sampler,
             programs: ProgramCache::default(),
             encoder: None,
+            attention: None,
             compiled_ahead: vec![],
             substitutes: false,
             verifies: false,
@@ -408,10 +412,32 @@ impl Runner {
         let key = if self.substitutes { self.programs.substitute(key) } else { key };
         self.prepare_programs(&[key])?;
         self.write_inputs(rows, counts, 1, key.output, output_rows, samplings)?;
+        if self.attend_on_npu(key, rows)? {
+            self.steps += 1;
+            return Ok(());
+        }
         let extent = StepExtent::new(rows, counts, key.output.rows());
         let elapsed = self.run(key, &extent, 1)?;
         self.record_steps(key, &extent, 1, elapsed);
         Ok(())
+    }
+
+    /// Runs a step whose inputs have been written with its attention on the NPU. False if that is not used, or does not
+    /// take the step: the GPU has to run all of it.
+    fn attend_on_npu(&mut self, key: ProgramKey, rows: &[Row]) -> Result<bool> {
+        let takes = |attention: &&mut AttentionOffload| key.batch == Batch::Prefill && attention.takes(rows);
+        let Self { model, cache, state, sampler, programs, pacer, encoder, attention, step_timeout, .. } =
+            self;
+        let Some(attention) = attention.as_mut().filter(takes) else { return Ok(false) };
+        if !attention.has(key) {
+            let soft_tokens = encoder.as_ref().map(ImageEncoder::soft_tokens);
+            let mut sources = Sources { model, cache, state, sampler, pacer, soft_tokens };
+            let cuts = AttentionCuts::new(&model.device);
+            let last = programs.record_cut(&mut sources, key, &cuts)?;
+            attention.add(key, cuts, last)?;
+        }
+        let outcome = attention.run(key, rows, cache, &model.device, *step_timeout)?;
+        Ok(outcome == Outcome::Done)
     }
 
     fn run(&self, key: ProgramKey, extent: &StepExtent, steps: usize) -> Result<Duration> {
@@ -531,6 +557,11 @@ impl Runner {
         self.programs = ProgramCache::default();
         self.encoder = Some(encoder);
         self
+    }
+
+    /// Attention of prefill chunks runs on the NPU from now on, if its tests allow that. `model` is its name in reports.
+    pub fn use_npu_for_attention(&mut self, settings: &npu::settings::Settings, model: &str) {
+        self.attention = Some(AttentionOffload::start(settings, model, self.cache.limits().kv_scheme));
     }
 
     /// The image encoder, if there is one, computes products on the NPU from now on, if the settings, its tests and its

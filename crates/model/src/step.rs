@@ -26,6 +26,7 @@ use weights::blueprint::MatrixId;
 
 use crate::{
     Model, Result,
+    attention_offload::AttentionCuts,
     decoder::BlockEnd,
     image_encoder::SoftTokenCache,
     kv_cache::KvCache,
@@ -49,6 +50,8 @@ pub(crate) struct StepBuffers<'a> {
     pub outputs: Option<&'a Outputs>,
     /// Of images, where the model has an image encoder.
     pub soft_tokens: Option<&'a SoftTokenCache>,
+    /// Where layers of a prefill step attend on the NPU.
+    pub attention_cuts: Option<&'a AttentionCuts<'a>>,
 }
 
 /// The output of a block that is not yet added to the residual stream.

@@ -126,6 +126,7 @@ impl Model {
             kv_splits: &kv_splits,
             outputs: Some(&outputs),
             soft_tokens: None,
+            attention_cuts: None,
         };
         let mut step = Step::listing_products(buffers, Batch::Decode, &mut recorder);
         decoder::layers(&mut step, 0..self.config.layers)?;

@@ -4,7 +4,7 @@
 use checkpoint::{Attention, Role};
 use gpu::{Buffer, Recorder, View};
 use kernels::{
-    Activations,
+    Activations, VectorData,
     attention::{
         decode::{self, DecodeAttention},
         flash::{self, FlashAttention},
@@ -17,6 +17,7 @@ use weights::blueprint::MatrixId;
 
 use crate::{
     Result,
+    attention_offload::AttentionCuts,
     state::Batch,
     step::{FEW_ROWS, SplitRows, Step, StepBuffers, WORKGROUPS_MIN_ROWS, attention_shape, partial_sums},
 };
@@ -191,8 +192,11 @@ impl Layer<'_> {
 
     /// attended = softmax(q · keys) · values.
     fn attend(&self, recorder: &mut Recorder, rows: &AttendingRows) -> Result<()> {
-        let StepBuffers { model, cache, state, scratch, .. } = self.buffers;
+        let StepBuffers { model, cache, state, scratch, attention_cuts, .. } = self.buffers;
         let device = &model.device;
+        if let (Some(cuts), Some(_)) = (attention_cuts, &rows.chunk_ends) {
+            return self.attend_on_npu(recorder, rows, cuts);
+        }
         let shape = self.shape().attention();
         let row_count = rows.rows as u32;
         let attended = scratch.attended(self.attention.query_rows());
@@ -227,6 +231,24 @@ impl Layer<'_> {
         kernel.record(recorder, "attention", row_count, &operands)?;
         let Some(packed) = &attended.packed else { return Ok(()) };
         let kernel = QuantizeRows::new(device, packed.kind(), packed.k)?;
+        Ok(kernel.record(recorder, "quantize", &attended.floats, packed, &rows.active)?)
+    }
+
+    /// The same on the NPU.
+    fn attend_on_npu(
+        &self,
+        recorder: &mut Recorder,
+        rows: &AttendingRows,
+        cuts: &AttentionCuts<'_>,
+    ) -> Result<()> {
+        let StepBuffers { model, scratch, .. } = self.buffers;
+        let attended = scratch.attended(self.attention.query_rows());
+        let VectorData::F32(floats) = &attended.floats.data else {
+            unreachable!("these were allocated as f32")
+        };
+        cuts.cut(recorder, self.number, self.attention, &scratch.q, (&attended.floats, floats))?;
+        let Some(packed) = &attended.packed else { return Ok(()) };
+        let kernel = QuantizeRows::new(&model.device, packed.kind(), packed.k)?;
         Ok(kernel.record(recorder, "quantize", &attended.floats, packed, &rows.active)?)
     }
 }

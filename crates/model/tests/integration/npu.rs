@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use gpu::Device;
-use model::{Runner, TextEncoder};
+use model::{KvScheme, Limits, Runner, TextEncoder};
 use npu::{
     gemm::Int8,
     matmul::{Mode, OnDevice},
@@ -15,12 +15,14 @@ use npu::{
     uapi::CommandState,
 };
 
-use crate::{embeddings, images};
+use crate::{common::Fixture, embeddings, images};
 
 /// The largest difference from the GPU's vectors, as a fraction of their length; and from its soft tokens, as a fraction
 /// of the largest. Values are rounded to 16 bits in each product: this is what it comes to in these models.
 const VECTOR_ERROR: f32 = 1e-4;
 const SOFT_TOKEN_ERROR: f32 = 2e-4;
+/// The same for logits, as a fraction of the largest.
+const LOGIT_ERROR: f32 = 1e-3;
 
 /// Calls that release something: after their failure nothing is wrong.
 const RELEASES: [&str; 3] = ["GEM_CLOSE", "DESTROY_HWCTX", "SYNCOBJ_DESTROY"];
@@ -269,4 +271,106 @@ fn soft_tokens_with_products_on_the_npu_are_those_of_the_gpu() {
         }
     }
     device.assert_no_messages();
+}
+
+/// Logits of each position of a prompt, in chunks of this many rows.
+fn prompt_logits(runner: &mut Runner, ids: &[u32]) -> Vec<Vec<f32>> {
+    let mut sequence = runner.start().unwrap();
+    let mut rows = vec![];
+    let each = |row: &[f32]| {
+        rows.push(row.to_vec());
+        Ok(())
+    };
+    runner.logits(&mut sequence, ids, each).unwrap();
+    rows
+}
+
+fn largest_of(rows: &[Vec<f32>]) -> f32 {
+    rows.iter().map(|row| images::largest(row)).fold(0.0, f32::max)
+}
+
+fn largest_logit_difference(got: &[Vec<f32>], want: &[Vec<f32>]) -> f32 {
+    assert_eq!(got.len(), want.len());
+    let difference = got.iter().zip(want).map(|(got, want)| crate::common::difference(got, want));
+    difference.fold(0.0, f32::max) / largest_of(want)
+}
+
+#[test]
+fn logits_with_attention_on_the_npu_are_those_of_the_gpu() {
+    let Some(device) = testkit::cpu_device() else { return };
+    // Heads of 128 with groups of two queries; sliding windows and full attention.
+    for (name, scheme) in
+        [("qwen3", KvScheme::F32), ("qwen3", KvScheme::F16), ("multimodal_newer", KvScheme::F32)]
+    {
+        let fixture = Fixture::open(name);
+        // Two chunks: the second sees the pages of the first.
+        let ids: Vec<u32> = fixture.ids.iter().copied().cycle().take(40).collect();
+        let limits = Limits { kv_scheme: scheme, ..crate::common::limits(1, 64, 24) };
+        let runner = || Runner::new(crate::common::load(&device, &fixture.path), limits).unwrap();
+        let want = prompt_logits(&mut runner(), &ids);
+        let driver = driver();
+        let settings = settings(Mode::Force, &driver).with_attention();
+        let mut on_npu = runner();
+        on_npu.use_npu_for_attention(&settings, name);
+        let tests = executions(&driver);
+        let got = prompt_logits(&mut on_npu, &ids);
+        let state = only(&settings);
+        assert_eq!(state.name, format!("attention of {name}"));
+        assert_eq!((state.products, state.fallbacks), (executions(&driver) - tests, 0));
+        let config = &on_npu.model().config;
+        let heads: u32 = config.attentions().map(|attention| attention.kv_heads).sum();
+        assert_eq!(state.products, u64::from(2 * 2 * heads), "two products of two chunks for each KV head");
+        let difference = largest_logit_difference(&got, &want);
+        println!(
+            "{name} {scheme:?}: {} products on the NPU, largest difference {difference:.1e}",
+            state.products
+        );
+        assert!(difference > 0.0 && difference <= LOGIT_ERROR, "{name}: {difference}");
+        drop(on_npu);
+        assert_eq!(driver.leaks(), [""; 0], "{name}");
+    }
+}
+
+#[test]
+fn after_a_fault_in_attention_the_logits_are_exactly_the_gpus() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let fixture = Fixture::open("qwen3");
+    let ids: Vec<u32> = fixture.ids.iter().copied().cycle().take(20).collect();
+    let limits = Limits { kv_scheme: KvScheme::F32, ..crate::common::limits(1, 64, 32) };
+    let runner = || Runner::new(crate::common::load(&device, &fixture.path), limits).unwrap();
+    let want = prompt_logits(&mut runner(), &ids);
+    let run = |fault: Option<usize>| {
+        let driver = driver();
+        let settings = settings(Mode::Force, &driver).with_attention();
+        let mut on_npu = runner();
+        on_npu.use_npu_for_attention(&settings, "qwen3");
+        let first = driver.calls().len();
+        if let Some(index) = fault {
+            driver.fail_raw(first + index, EINVAL);
+        }
+        let got = prompt_logits(&mut on_npu, &ids);
+        let (state, calls) = (only(&settings), driver.calls()[first..].to_vec());
+        if state.fallbacks > 0 {
+            assert_eq!(driver.leaks(), [""; 0], "given up, it holds nothing");
+        }
+        assert_eq!(prompt_logits(&mut on_npu, &ids), got);
+        drop(on_npu);
+        assert_eq!(driver.leaks(), [""; 0]);
+        (got, state, calls)
+    };
+    let (got, _, calls) = run(None);
+    assert!(got != want && largest_logit_difference(&got, &want) <= LOGIT_ERROR);
+    let all = std::env::var_os("INDRIK_TEST_ALL").is_some();
+    let mut faults = 0;
+    for index in (0..calls.len()).filter(|index| all || index % 7 == 3 || *index + 3 > calls.len()) {
+        if RELEASES.contains(&calls[index]) {
+            continue;
+        }
+        let (got, state, _) = run(Some(index));
+        assert!(got == want && state.fallbacks == 1, "{} ({index}): {state:?}", calls[index]);
+        assert!(state.decision.reason.contains("given up after an error"), "{state:?}");
+        faults += 1;
+    }
+    println!("faults at {faults} of {} calls of a prompt", calls.len());
+    assert!(faults >= 5);
 }

@@ -1,0 +1,303 @@
+//! Attention of prefill chunks on the NPU: the products of queries with keys, and of weights with values.
+//!
+//! ```text
+//! GPU program: … QKV, RoPE ─ queries ─▶ host ─▶ NPU: queries · keysᵀ ─▶ host: softmax ─▶ NPU: weights · values
+//!                                       ▲ pages of keys and values                      │
+//!                                                                     GPU program: … ◀──┘ attention's output
+//! ```
+//!
+//! The softmax is computed on the host, which has to scale the sums of the first product and to round the weights for
+//! the second anyway: on the GPU it would take two more copies of all scores.
+//!
+//! A step that fails is repeated by the GPU's own program; it writes the same keys and values again. What earlier chunks
+//! of a prompt have computed stays.
+
+use std::{cell::RefCell, collections::HashMap, ops::Range, time::Duration};
+
+use checkpoint::Attention;
+use gpu::{Buffer, Device, Memory, Program, Recorder};
+use half::f16;
+use kernels::{KvShape, Vectors};
+use npu::{linear::Linear, report::Operation, settings::Settings};
+use tensor::KvScheme;
+
+use crate::{
+    Result,
+    kv_cache::KvCache,
+    offload::{buffer_of, log_decision},
+    programs::ProgramKey,
+    runner::MAX_VERIFY_ROWS,
+    state::Row,
+};
+
+/// The longest context: beyond it, the scores of a chunk would take gigabytes on the host.
+const MAX_CONTEXT: u32 = 4096;
+
+/// A language model's attention on the NPU.
+pub(crate) struct AttentionOffload {
+    linear: Linear,
+    operation: Operation,
+    settings: Settings,
+    steps: HashMap<ProgramKey, CutStep>,
+}
+
+/// Cuts a step where layers attend, while it is recorded.
+pub(crate) struct AttentionCuts<'a> {
+    device: &'a Device,
+    cuts: RefCell<Vec<(Recorder, AttendingLayer)>>,
+    queries: RefCell<Vec<Buffer>>,
+    outputs: RefCell<Vec<Buffer>>,
+}
+
+/// A layer between two programs.
+struct AttendingLayer {
+    number: u32,
+    attention: Attention,
+    /// Indices of the host's copies.
+    queries: usize,
+    output: usize,
+    /// Values from one row of the output to the next.
+    output_stride: usize,
+}
+
+/// A step that is cut.
+struct CutStep {
+    stages: Vec<(Program, AttendingLayer)>,
+    last: Program,
+    queries: Vec<Buffer>,
+    outputs: Vec<Buffer>,
+}
+
+/// How a step ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Done,
+    /// The NPU does not take it: the GPU has to run it.
+    Refused,
+    /// The same, from now on.
+    GivenUp,
+}
+
+impl<'a> AttentionCuts<'a> {
+    pub fn new(device: &'a Device) -> Self {
+        let (cuts, queries, outputs) = Default::default();
+        Self { device, cuts, queries, outputs }
+    }
+
+    /// Ends the program with a copy of the queries, and begins one with a copy of attention's output.
+    pub fn cut(
+        &self,
+        recorder: &mut Recorder,
+        number: u32,
+        attention: &Attention,
+        q: &Buffer,
+        output: (&Vectors, &Buffer),
+    ) -> Result<()> {
+        let (vectors, floats) = output;
+        let queries = buffer_of(self.device, &self.queries, Memory::Readback, q.len())?;
+        let output = buffer_of(self.device, &self.outputs, Memory::Upload, floats.len())?;
+        recorder.copy("queries for the NPU", q, &self.queries.borrow()[queries])?;
+        let mut next = self.device.recorder()?;
+        next.copy("attention of the NPU", &self.outputs.borrow()[output], floats)?;
+        let output_stride = vectors.stride();
+        let layer = AttendingLayer { number, attention: *attention, queries, output, output_stride };
+        self.cuts.borrow_mut().push((std::mem::replace(recorder, next), layer));
+        Ok(())
+    }
+
+    /// Compiles and seals the step, whose last recorder is given.
+    fn seal(self, last: Recorder) -> Result<CutStep> {
+        let cuts = self.cuts.into_inner();
+        let recorders = cuts.iter().map(|(recorder, _)| recorder).chain([&last]);
+        let pipelines: Vec<_> = recorders.flat_map(|recorder| recorder.pipelines()).collect();
+        self.device.compile(&pipelines)?;
+        let stages = cuts.into_iter().map(|(recorder, layer)| Ok((recorder.seal()?, layer)));
+        let stages = stages.collect::<Result<Vec<_>>>()?;
+        let (queries, outputs) = (self.queries.into_inner(), self.outputs.into_inner());
+        Ok(CutStep { stages, last: last.seal()?, queries, outputs })
+    }
+}
+
+impl AttentionOffload {
+    /// Tests the NPU for the attention of a model.
+    pub fn start(settings: &Settings, model: &str, scheme: KvScheme) -> Self {
+        let (mut linear, operation) = settings.start(&format!("attention of {model}"));
+        if linear.matmul().decision().uses_npu && scheme == KvScheme::Int8 {
+            linear.matmul_mut().give_up("the KV cache is int8; use --kv f16");
+            operation.decide(linear.matmul().decision());
+        }
+        log_decision(settings, &operation);
+        Self { linear, operation, settings: settings.clone(), steps: HashMap::new() }
+    }
+
+    /// Whether the NPU may take a prefill step of these rows: of one sequence, and more than drafts have, whose rows must
+    /// have the bits of single ones.
+    pub fn takes(&self, rows: &[Row]) -> bool {
+        let same = rows.iter().all(|row| row.slot == rows[0].slot);
+        let last = rows.iter().map(|row| row.last_visible).max().unwrap_or(0);
+        self.linear.matmul().decision().uses_npu && rows.len() > MAX_VERIFY_ROWS && same && last < MAX_CONTEXT
+    }
+
+    /// Whether a step has been recorded.
+    pub fn has(&self, key: ProgramKey) -> bool {
+        self.steps.contains_key(&key)
+    }
+
+    /// Adds a recorded step.
+    pub fn add(&mut self, key: ProgramKey, cuts: AttentionCuts<'_>, last: Recorder) -> Result<()> {
+        self.steps.insert(key, cuts.seal(last)?);
+        Ok(())
+    }
+
+    /// Runs a step whose inputs have been written.
+    pub fn run(
+        &mut self,
+        key: ProgramKey,
+        rows: &[Row],
+        cache: &KvCache,
+        device: &Device,
+        timeout: Duration,
+    ) -> Result<Outcome> {
+        let Self { linear, operation, steps, .. } = self;
+        let Some(CutStep { stages, last, queries, outputs }) = steps.get_mut(&key) else {
+            return Ok(Outcome::Refused);
+        };
+        let submit = |program: &Program| -> Result<()> {
+            let ticket = device.submit(&[program])?;
+            Ok(device.wait(ticket, timeout)?)
+        };
+        for (program, layer) in stages {
+            submit(program)?;
+            let Some(attended) = layer.attend(linear, operation, &queries[layer.queries], rows, cache)?
+            else {
+                return Ok(self.refused());
+            };
+            let width = layer.attention.query_rows() as usize;
+            let values: &mut [f32] = bytemuck::cast_slice_mut(outputs[layer.output].bytes_mut()?);
+            for (row, attended) in attended.chunks_exact(width).enumerate() {
+                values[row * layer.output_stride..][..width].copy_from_slice(attended);
+            }
+        }
+        submit(last)?;
+        Ok(Outcome::Done)
+    }
+
+    fn refused(&mut self) -> Outcome {
+        let decision = self.linear.matmul().decision();
+        if decision.uses_npu {
+            return Outcome::Refused;
+        }
+        self.operation.fall_back(decision);
+        self.settings.give_up(&decision.reason);
+        tracing::warn!(reason = decision.reason, "the NPU is not used any more; the GPU repeats the step");
+        self.steps.clear();
+        Outcome::GivenUp
+    }
+}
+
+impl AttendingLayer {
+    /// softmax(queries · keysᵀ) · values for all rows and heads; `None` if the NPU does not compute it.
+    fn attend(
+        &self,
+        linear: &mut Linear,
+        operation: &Operation,
+        queries: &Buffer,
+        rows: &[Row],
+        cache: &KvCache,
+    ) -> Result<Option<Vec<f32>>> {
+        let Attention { heads, kv_heads, head_dim, .. } = self.attention;
+        let (heads, head_dim) = (heads as usize, head_dim as usize);
+        let group = heads / kv_heads as usize;
+        let visible: Vec<Range<u32>> = rows.iter().map(|row| self.visible(row)).collect();
+        let first = visible.iter().map(|range| range.start).min().unwrap_or(0);
+        let end = visible.iter().map(|range| range.end).max().unwrap_or(0);
+        let context = (end - first) as usize;
+        let page_size = cache.limits().page_size;
+        let pages =
+            cache.pages_of(self.attention.span, rows[0].slot, first / page_size..end.div_ceil(page_size))?;
+        let (keys, values) = cache.read_pages(self.number as usize, &pages)?;
+        let shape = cache.layer(self.number as usize).shape;
+        let mut q = vec![0f32; rows.len() * heads * head_dim];
+        queries.read(0, bytemuck::cast_slice_mut(&mut q))?;
+        let mut attended = vec![0f32; q.len()];
+        let at = |row: usize, head: usize| (row * heads + head) * head_dim;
+        for kv_head in 0..kv_heads {
+            let read = |bytes: &[u8], position: u32, d: usize| {
+                // Pages are one after the other in the copy.
+                let page = position / page_size - first / page_size;
+                element(bytes, &shape, shape.element(page, kv_head, position, d as u32))
+            };
+            let positions = first..end;
+            let keys_of_head: Vec<f32> = positions
+                .clone()
+                .flat_map(|position| (0..head_dim).map(move |d| (position, d)))
+                .map(|(position, d)| read(&keys, position, d))
+                .collect();
+            let values_of_head: Vec<f32> = (0..head_dim)
+                .flat_map(|d| positions.clone().map(move |position| (position, d)))
+                .map(|(position, d)| read(&values, position, d))
+                .collect();
+            let own = kv_head as usize * group..(kv_head as usize + 1) * group;
+            let pairs = || (0..rows.len()).flat_map(|row| own.clone().map(move |head| (row, head)));
+            let queries_of_head: Vec<f32> =
+                pairs().flat_map(|(row, head)| q[at(row, head)..][..head_dim].iter().copied()).collect();
+            let Some(mut scores) = linear.multiply_once(head_dim, &queries_of_head, &keys_of_head) else {
+                return Ok(None);
+            };
+            operation.count();
+            for ((row, _), scores) in pairs().zip(scores.chunks_exact_mut(context)) {
+                let range = &visible[row];
+                softmax(scores, (range.start - first) as usize..(range.end - first) as usize);
+            }
+            let Some(output) = linear.multiply_once(context, &scores, &values_of_head) else {
+                return Ok(None);
+            };
+            operation.count();
+            for ((row, head), output) in pairs().zip(output.chunks_exact(head_dim)) {
+                attended[at(row, head)..][..head_dim].copy_from_slice(output);
+            }
+        }
+        Ok(Some(attended))
+    }
+
+    /// Positions that a row sees.
+    fn visible(&self, row: &Row) -> Range<u32> {
+        let last = if self.attention.whole_images { row.last_visible } else { row.position };
+        let start =
+            self.attention.span.window().map_or(0, |window| (row.position + 1).saturating_sub(window));
+        start..last + 1
+    }
+}
+
+/// Softmax over a range of scores; the others become zero.
+fn softmax(scores: &mut [f32], visible: Range<usize>) {
+    let largest = scores[visible.clone()].iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let mut sum = 0.0;
+    for (index, score) in scores.iter_mut().enumerate() {
+        *score = if visible.contains(&index) { (*score - largest).exp() } else { 0.0 };
+        sum += *score;
+    }
+    scores.iter_mut().for_each(|score| *score /= sum);
+}
+
+/// An element of keys or values.
+fn element(bytes: &[u8], shape: &KvShape, index: u64) -> f32 {
+    let index = index as usize;
+    match shape.scheme {
+        KvScheme::F16 => f16::from_le_bytes([bytes[2 * index], bytes[2 * index + 1]]).to_f32(),
+        _ => f32::from_le_bytes(std::array::from_fn(|byte| bytes[4 * index + byte])),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn softmax_of_a_range() {
+        let mut scores = [9.0, 1.0, 1.0 + 3f32.ln(), 5.0];
+        softmax(&mut scores, 1..3);
+        assert_eq!((scores[0], scores[3]), (0.0, 0.0));
+        assert!((scores[1] - 0.25).abs() < 1e-6 && (scores[2] - 0.75).abs() < 1e-6, "{scores:?}");
+    }
+}
