@@ -1979,8 +1979,17 @@ pub mod gemv {
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 
+    /// `gemv.comp` at tier T2.
+    pub static T2: gpu::Shader = gpu::Shader {
+        name: "gemv.t2",
+        spirv: include_bytes!("gemv.t2.spv"),
+        push_size: 128,
+        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17],
+        local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
+    };
+
     /// All tiers of `gemv.comp`, lowest first.
-    pub static TIERS: &[(u32, &gpu::Shader)] = &[(0, &T0), (1, &T1)];
+    pub static TIERS: &[(u32, &gpu::Shader)] = &[(0, &T0), (1, &T1), (2, &T2)];
 }
 
 /// Generated from `src/matmul/gemv_norm/gemv_norm.comp`.

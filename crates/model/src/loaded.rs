@@ -314,6 +314,14 @@ impl Model {
         self.matrix_units
     }
 
+    /// The device's layout of fragments, for products of few rows on cooperative matrices.
+    pub(crate) fn fragments(&self) -> Fragments {
+        match self.matrix_units {
+            MatrixUnits::Device(fragments) => fragments,
+            MatrixUnits::Emulated => Fragments::Other,
+        }
+    }
+
     /// How activations are stored for products of this many rows.
     pub(crate) fn activations(&self, rows: usize) -> Activations {
         let few = match self.many_rows {

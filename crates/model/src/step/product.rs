@@ -211,7 +211,7 @@ impl<'a> Step<'a> {
                 let prologue = if let Input::Normed { prologue, .. } = x { prologue } else { shape.prologue };
                 let alone = gemv::policy::Shape { columns: 1, prologue, ..shape };
                 let plan = model.tuning.plan(device.caps(), &alone);
-                gemv::policy::with_sums_of(device.caps(), &shape, &plan)
+                gemv::policy::with_sums_of(device.caps(), model.fragments(), &shape, &plan)
             }
         };
         Ok(Gemv::with_plan(device, shape, plan)?.record(self.recorder, name, matrix, x.source(), target)?)

@@ -1,7 +1,7 @@
 #version 460
 #pragma tiers(T2)
 #extension GL_GOOGLE_include_directive : require
-// Reports which elements of a 16 × 16 operand A and of an accumulator each thread of a subgroup holds: the value of each
+// Reports which elements of 16 × 16 operands A and B and of an accumulator each thread of a subgroup holds: the value of each
 // element is its own index.
 #include "common.glsl"
 #extension GL_KHR_cooperative_matrix : require
@@ -14,8 +14,8 @@ layout(local_size_x = 32) in;
 layout(buffer_reference, scalar, buffer_reference_align = 4) writeonly buffer Indices { uint data[]; };
 
 layout(push_constant, scalar) uniform Push {
-    // [operand or accumulator][thread][element], 16 per thread: row · 16 + column; elements that a thread does not hold
-    // are left unchanged.
+    // [A, B or accumulator][thread][element], 16 per thread: row · 16 + column, in B column · 16 + row; elements that a
+    // thread does not hold are left unchanged.
     Indices indices;
 } push;
 
@@ -33,9 +33,14 @@ void main() {
     for (uint i = 0; i < min(a.length(), 16); i++) {
         push.indices.data[gl_SubgroupInvocationID * 16 + i] = uint(a[i]);
     }
+    coopmat<float16_t, gl_ScopeSubgroup, 16, 16, gl_MatrixUseB> b;
+    coopMatLoad(b, numbers, 0, 16, gl_CooperativeMatrixLayoutColumnMajor);
+    for (uint i = 0; i < min(b.length(), 16); i++) {
+        push.indices.data[(32 + gl_SubgroupInvocationID) * 16 + i] = uint(b[i]);
+    }
     coopmat<float, gl_ScopeSubgroup, 16, 16, gl_MatrixUseAccumulator> c;
     coopMatLoad(c, sums, 0, 16, gl_CooperativeMatrixLayoutRowMajor);
     for (uint i = 0; i < min(c.length(), 16); i++) {
-        push.indices.data[(32 + gl_SubgroupInvocationID) * 16 + i] = uint(c[i]);
+        push.indices.data[(64 + gl_SubgroupInvocationID) * 16 + i] = uint(c[i]);
     }
 }

@@ -75,8 +75,8 @@ pub fn fragments(device: &Device) -> Result<Fragments> {
 }
 
 fn query_fragments(device: &Device) -> Result<Fragments> {
-    let mut arena = Arena::new(device, Lifetime::Scratch, Memory::Shared).with_block_size(1 << 12);
-    let indices = arena.buffer_from("indices", &vec![u32::MAX; 2 * 16 * SUBGROUP as usize])?;
+    let mut arena = Arena::new(device, Lifetime::Scratch, Memory::Shared).with_block_size(1 << 13);
+    let indices = arena.buffer_from("indices", &vec![u32::MAX; 3 * 16 * SUBGROUP as usize])?;
     let mut recorder = device.recorder()?;
     let push = coopmat_fragments::Push { indices: (&indices).into() };
     recorder.dispatch("fragments", &fragments_variant().pipeline(device)?, [1, 1, 1], &push)?;

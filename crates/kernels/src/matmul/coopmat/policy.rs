@@ -141,20 +141,20 @@ pub fn split_k_for_consumer(columns: usize) -> SplitK {
 /// number of columns.
 pub const MAX_SPLIT_TILES: u32 = 1 << 16;
 
-/// Which elements of a 16 × 16 operand A, and of an accumulator, each thread of a subgroup of 32 holds. It depends on the
-/// driver, and is queried by a shader.
+/// Which elements of 16 × 16 operands A and B, and of an accumulator, each thread of a subgroup of 32 holds. It depends on
+/// the driver, and is queried by a shader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fragments {
     /// Thread 4 g + t holds columns 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of row g, then the same columns of
-    /// row g + 8: NVIDIA's layout.
+    /// row g + 8; in operand B rows and columns are swapped: NVIDIA's layout.
     FourThreadsPerRow,
     /// Any other layout.
     Other,
 }
 
 impl Fragments {
-    /// From the index, row · 16 + column, of up to 16 elements per thread: first those of an operand, then those of an
-    /// accumulator.
+    /// From the index, row · 16 + column, of up to 16 elements per thread: those of operand A, those of operand B, column ·
+    /// 16 + row, and those of an accumulator.
     pub(super) fn from_indices(indices: &[u32]) -> Self {
         let as_expected = indices.chunks(16).enumerate().all(|(thread, indices)| {
             let thread = thread as u32 % SUBGROUP;
@@ -164,7 +164,7 @@ impl Fragments {
                 pairs.into_iter().flat_map(|(row, column)| [row * 16 + column, row * 16 + column + 1]);
             indices.len() == 16 && indices.iter().copied().take(8).eq(expected)
         });
-        if as_expected && indices.len() == 2 * 16 * SUBGROUP as usize {
+        if as_expected && indices.len() == 3 * 16 * SUBGROUP as usize {
             Fragments::FourThreadsPerRow
         } else {
             Fragments::Other

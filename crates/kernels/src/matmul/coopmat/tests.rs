@@ -175,9 +175,10 @@ fn fragment_layouts_are_recognised() {
     let mut indices: Vec<u32> = (0..32)
         .flat_map(|thread| (0..16).map(move |e| if e < 8 { index_of(thread, e) } else { u32::MAX }))
         .collect();
+    let operand = indices.clone();
+    indices.extend(&operand);
     assert_eq!(Fragments::from_indices(&indices), Fragments::Other, "accumulators may have another layout");
-    // Those of an accumulator follow.
-    indices.extend(indices.clone());
+    indices.extend(&operand);
     assert_eq!(Fragments::from_indices(&indices), Fragments::FourThreadsPerRow);
     assert_eq!(Fragments::from_indices(&indices[..16]), Fragments::Other);
     indices.swap(100, 101);

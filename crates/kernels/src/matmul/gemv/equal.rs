@@ -11,7 +11,7 @@ use super::{
 use crate::{
     Activations, Epilogue, HALF_GROUP, Matrix, OutputFormat, Target, Vectors,
     case::{Case, Comparison, Output, Random, TIMEOUT, arena},
-    matmul::{common::trial, gemv_norm::GemvNorm},
+    matmul::{common::trial, coopmat, gemv_norm::GemvNorm},
 };
 
 const NORM: Prologue = Prologue::AddAndNorm { partials: 3, post_norm: true, scaled: false };
@@ -77,7 +77,7 @@ fn one_column_plan(caps: &Caps, shape: &Shape) -> Plan {
 
 /// Compares each column of products of these numbers of columns with that column by itself.
 pub(super) fn compare(device: &Device, shape: Shape, plan: Plan, columns: &[usize]) -> Result<Comparison> {
-    let caps = device.caps();
+    let (caps, fragments) = (device.caps(), coopmat::fragments(device)?);
     let most = columns.iter().copied().max().unwrap_or(1);
     let Layout { rows, k, .. } = shape.weights;
     let mut random = Random::new((rows * 13 + k) as u64);
@@ -98,7 +98,7 @@ pub(super) fn compare(device: &Device, shape: Shape, plan: Plan, columns: &[usiz
             _ => Prologue::Factors,
         };
         let several = Shape { columns, prologue, ..shape };
-        let plan = policy::with_sums_of(caps, &several, &plan);
+        let plan = policy::with_sums_of(caps, fragments, &several, &plan);
         let product = Product { device, shape: several, plan, w: &w };
         let together = product.run(&mut arena, &input, 0..columns, &mut comparison)?;
         for (column, (together, alone)) in together.iter().zip(&alone).enumerate() {

@@ -1,5 +1,5 @@
 #version 460
-#pragma tiers(T0, T1)
+#pragma tiers(T0, T1, T2)
 #extension GL_GOOGLE_include_directive : require
 // y = W · x for 1 to 8 columns of x, W in the tiled layout (see `Layout` in crate tensor): strips of 16 rows,
 // divided into quads of 4 groups of 32 along K.
@@ -12,7 +12,15 @@
 //
 // With an epilogue, strips of gate and up alternate: a panel is a pair of them, combined into 16 values of
 // the gated product: half a group, which has its own scale as int16.
+//
+// At T2 several columns are multiplied on cooperative matrices: see columns_on_matrices.glsl.
 #include "common.glsl"
+#if TIER >= 2
+#extension GL_KHR_cooperative_matrix : require
+#extension GL_KHR_memory_scope_semantics : require
+#extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
+#pragma use_vulkan_memory_model
+#endif
 
 layout(local_size_x_id = 0) in;
 layout(constant_id = 0) const uint THREADS = 256;
@@ -123,8 +131,6 @@ const uint PARTIAL_FLOATS = 1;
 #else
 const uint PARTIAL_FLOATS = 2;
 #endif
-// Accumulators per thread.
-const uint ACCUMULATORS = STRIPS * COLUMNS;
 const uint SLICE_PARTIALS = COLUMNS * PANEL_ROWS * PARTIAL_FLOATS;
 // Double-buffered where that is cheap: one set is filled while the other is read.
 const uint SETS = COLUMNS <= 2 ? 2 : 1;
@@ -132,7 +138,7 @@ const uint SETS = COLUMNS <= 2 ? 2 : 1;
 const uint TEAM_PARTIALS = SLICES * SLICE_PARTIALS;
 shared float partials[SETS * TEAMS * TEAM_PARTIALS];
 
-#if TIER >= 1
+#if TIER == 1
 const bool X_IN_SHARED = SHARED_X_QUADS > 0;
 shared uvec4 x_high[X_IN_SHARED ? COLUMNS * SHARED_X_QUADS * 8 : 1];
 shared uvec4 x_low[X_IN_SHARED ? COLUMNS * SHARED_X_QUADS * 8 : 1];
@@ -150,11 +156,30 @@ const bool PREFETCH_WEIGHTS = !IS_FLOAT;
 const bool PREFETCH_WEIGHTS = false;
 #endif
 
+#if TIER >= 2
+#include "columns_on_matrices.glsl"
+#else
+// Accumulators per thread.
+const uint ACCUMULATORS = STRIPS * COLUMNS;
+
+#define Scales uvec2
+
+// A thread's weights of a tile.
+uvec4 weights_of(uint tile, uint lane) {
+    return push.values.data[tile * SLICE + lane];
+}
+
+// The scales of a thread's row of a quad; with `part` 1 the minima.
+Scales scales_of(uint quad, uint lane, uint part) {
+    return push.scales.data[(quad * STRIP + lane / 2) * (HAS_MIN ? 2 : 1) + part];
+}
+#endif
+
 // The data that a slice loads for a K-step.
 struct KStep {
     uvec4 weights[IN_FLIGHT * STRIPS * TILES];
-    uvec2 scales[IN_FLIGHT * STRIPS];
-    uvec2 minima[IN_FLIGHT * STRIPS];
+    Scales scales[IN_FLIGHT * STRIPS];
+    Scales minima[IN_FLIGHT * STRIPS];
 };
 
 // The first quad of an expert's matrix.
@@ -180,13 +205,13 @@ void load(out KStep k_step, uint from, uint first, uint quads, uint split_quads,
         }
         quad = expert_first + clamped_quad(from + i % STRIPS * quads + quad, quads);
         [[unroll]] for (uint tile = 0; tile < TILES; tile++) {
-            k_step.weights[i * TILES + tile] = push.values.data[(quad * TILES + tile) * SLICE + lane];
+            k_step.weights[i * TILES + tile] = weights_of(quad * TILES + tile, lane);
+        }
+        if (!IS_FLOAT) {
+            k_step.scales[i] = scales_of(quad, lane, 0);
         }
         if (HAS_MIN) {
-            k_step.scales[i] = push.scales.data[(quad * STRIP + lane / 2) * 2];
-            k_step.minima[i] = push.scales.data[(quad * STRIP + lane / 2) * 2 + 1];
-        } else if (!IS_FLOAT) {
-            k_step.scales[i] = push.scales.data[quad * STRIP + lane / 2];
+            k_step.minima[i] = scales_of(quad, lane, 1);
         }
     }
 }
@@ -201,6 +226,9 @@ void copy(out KStep to, KStep from) {
     }
 }
 
+#if TIER >= 2
+#include "add_columns_on_matrices.glsl"
+#else
 vec4 x_at(uint at) {
     return uintBitsToFloat(push.x.data[at]);
 }
@@ -347,6 +375,7 @@ void add_quad(inout float accumulators[ACCUMULATORS], KStep k_step, uint i, uint
         }
     }
 }
+#endif
 
 // The sum over all slices for a row of a panel; its partial sums start at `from`.
 float reduced(uint from, uint column, uint row) {
@@ -504,10 +533,15 @@ void main() {
     [[unroll]] for (uint i = 0; i < COLUMNS; i++) {
         factors[i] = PROLOGUE == FACTORS ? uintBitsToFloat(Words(push.weight).data[i]) : 1.0;
     }
-#if TIER >= 1
+#if TIER == 1
     if (X_IN_SHARED) {
         make_x(factors, first_quad, split_quads);
     }
+#endif
+#if TIER >= 2
+    PendingX pending_x;
+    load_x(pending_x, team, quads, min(slice, split_quads - 1), lane);
+    uint buffer_index = 1;
 #endif
     for (uint set = 0; first_panel < panels; set = (set + 1) % SETS) {
         float accumulators[ACCUMULATORS];
@@ -521,6 +555,13 @@ void main() {
             KStep next;
             bool last = n + 1 == k_steps;
             uint loaded_panel = last ? next_panel : panel;
+#if TIER >= 2
+            // Two K-steps ago all slices had read it: they have met at a barrier since.
+            buffer_index = 1 - buffer_index;
+            store_x(pending_x, team, buffer_index * SLICES + slice, lane);
+            barrier();
+            load_x(pending_x, team, quads, min(last ? slice : first + SLICES, split_quads - 1), lane);
+#endif
             if (PREFETCH_WEIGHTS && loaded_panel < panels) {
                 uint from = loaded_panel * STRIPS * quads + first_quad;
                 load(next, from, last ? slice : first + SLICES * IN_FLIGHT, quads, split_quads, lane);
@@ -533,9 +574,13 @@ void main() {
                 if (quad >= split_quads) {
                     break;
                 }
+#if TIER >= 2
+                add_quad_of_columns(accumulators, k_step, i, buffer_index * SLICES + slice, lane);
+#else
                 [[unroll]] for (uint column = 0; column < COLUMNS; column++) {
                     add_quad(accumulators, k_step, i, panel_quad, quads, quad, lane, column);
                 }
+#endif
             }
             if (PREFETCH_WEIGHTS) {
                 copy(k_step, next);
@@ -543,6 +588,9 @@ void main() {
         }
 
         // Reduce the halves of a row, then the slices.
+#if TIER >= 2
+        write_partials(accumulators, (set * TEAMS + team) * TEAM_PARTIALS + slice * SLICE_PARTIALS, lane);
+#else
         [[unroll]] for (uint i = 0; i < ACCUMULATORS; i++) {
             float sum = SCHEME == INT4 ? accumulators[i] * 0.0625 : accumulators[i];
             uint row = i / COLUMNS * STRIP + lane / 2;
@@ -557,6 +605,7 @@ void main() {
             partials[at + half_index] = sum;
 #endif
         }
+#endif
         barrier();
         finish(first_panel, panels, set, factors, split * push.y_low);
         if (SETS == 1) {

@@ -529,6 +529,9 @@ fn variant(shape: &Shape, plan: Plan, experts: Option<ExpertColumns>, summed: Op
     } else if let Some(experts) = experts {
         label += &format!(", experts, {} per x", experts.per_x);
     }
+    if plan.tier >= Tier::T2 {
+        label += ", on cooperative matrices";
+    }
     label += &format!(", {} threads", plan.threads);
     if (plan.teams, plan.strips) != (1, epilogue.strips() as u32) {
         label += &format!(", {} teams × {} strips", plan.teams, plan.strips);

@@ -7,7 +7,10 @@ use super::{MAX_COLUMNS, has_wide_subgroups, variant};
 use crate::{
     Activations, Epilogue,
     experts::{ExpertColumns, LISTED_EXPERTS},
-    matmul::gemm::lanes,
+    matmul::{
+        coopmat::policy::{Fragments, likely_fragments},
+        gemm::lanes,
+    },
     variant::Variant,
 };
 
@@ -79,7 +82,7 @@ impl Prologue {
 /// A variant of the kernel and its grid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Plan {
-    /// T0 or T1.
+    /// T0 or T1; T2 multiplies several columns on cooperative matrices.
     pub tier: Tier,
     /// Threads per workgroup, a multiple of 32.
     pub threads: u32,
@@ -114,7 +117,8 @@ impl Plan {
             }
             false => columns * 8 + 64,
         };
-        partials + x
+        let staged = if self.tier >= Tier::T2 { self.slices_per_team() * STAGED_X_BYTES } else { 0 };
+        partials + x + staged
     }
 
     /// Slices that share a row panel.
@@ -125,6 +129,10 @@ impl Plan {
 
 /// Shared memory per quad of a column of x, in bytes: two planes of bytes and eight scales.
 const X_QUAD_BYTES: u32 = 2 * 128 + 8 * 4;
+
+/// Shared memory for x per slice on cooperative matrices: two K-steps of both planes of eight columns, with padding, and
+/// their scales.
+const STAGED_X_BYTES: u32 = 2 * (16 * (128 + 16) + 16 * 16);
 
 /// Shared memory for the sums of squares of a quad of a column, in bytes, if 32 threads share a subgroup or only 4 surely do:
 /// two per 32 or 4 threads.
@@ -237,7 +245,10 @@ pub fn at_tier(caps: &Caps, shape: &Shape, tier: Tier) -> Plan {
 /// neither the number of teams, strips and workgroups nor the size of subgroups changes the order of a row's sums.
 ///
 /// Devices for which [`has_equal_sums`] have such a plan for every plan of one column.
-pub fn with_sums_of(caps: &Caps, shape: &Shape, one_column: &Plan) -> Plan {
+pub fn with_sums_of(caps: &Caps, fragments: Fragments, shape: &Shape, one_column: &Plan) -> Plan {
+    if let Some(plan) = on_matrices(caps, fragments, shape, one_column) {
+        return plan;
+    }
     if one_column.lanes.is_some() {
         // One thread adds up a row, column by column.
         return at_tier(caps, shape, one_column.tier);
@@ -262,10 +273,8 @@ pub fn with_sums_of(caps: &Caps, shape: &Shape, one_column: &Plan) -> Plan {
     let fits = |plan: &Plan| {
         plan.threads <= caps.max_threads && plan.shared_bytes(shape) <= caps.max_shared_bytes && whole(plan)
     };
-    // Panels of two strips share the reads of x, which several columns have most of: as soon as they fill the device.
-    let device = caps.compute_units.unwrap_or(16);
-    let pairs = panels(shape, 2) * shape.splits >= device;
-    let strips = if pairs { [2, min_strips] } else { [min_strips, min_strips] };
+    // Several columns have most reads of x.
+    let strips = if has_two_strip_panels(caps, shape) { [2, min_strips] } else { [min_strips, min_strips] };
     let max_slices = match (x_in_shared, strips[0]) {
         (true, 2) => TWO_COLUMN_TWO_STRIP_SLICES,
         (true, _) => TWO_COLUMN_SLICES,
@@ -287,6 +296,52 @@ pub fn with_sums_of(caps: &Caps, shape: &Shape, one_column: &Plan) -> Plan {
     };
     Plan { groups, ..plan }
 }
+
+/// The same on cooperative matrices, where that is faster: their sums of a half group are exact.
+fn on_matrices(caps: &Caps, fragments: Fragments, shape: &Shape, one_column: &Plan) -> Option<Plan> {
+    let supported = shape.activations == Activations::Int16
+        && matches!(shape.prologue, Prologue::None | Prologue::Factors)
+        && fragments == Fragments::FourThreadsPerRow
+        && caps.tier() >= Some(Tier::T2)
+        && one_column.tier >= Tier::T1;
+    if !supported || shape.columns < MIN_MATRIX_COLUMNS {
+        return None;
+    }
+    let slices = one_column.slices_per_team();
+    let int4 = matches!(shape.weights.scheme, Scheme::Int4 | Scheme::Int4Min);
+    // Fewer registers per thread than int8, so that more threads are resident, which gains most in the longest product.
+    let max_slices = if int4 && shape.epilogue != Epilogue::None { 16 } else { 8 };
+    let with = |teams: u32, strips: u32| Plan {
+        tier: Tier::T2,
+        threads: slices * teams * SLICE,
+        teams,
+        strips,
+        in_flight: 1,
+        groups: 1,
+        x_in_shared: false,
+        subgroup: Subgroup::Exactly(SLICE),
+        lanes: None,
+    };
+    let fits =
+        |plan: &Plan| plan.threads <= caps.max_threads && plan.shared_bytes(shape) <= caps.max_shared_bytes;
+    let min_strips = shape.epilogue.strips() as u32;
+    let strips = if has_two_strip_panels(caps, shape) { [2, min_strips] } else { [min_strips, min_strips] };
+    let most_teams = (max_slices / slices).max(1);
+    let plan = strips
+        .into_iter()
+        .flat_map(|strips| (1..=most_teams).rev().map(move |teams| (teams, strips)))
+        .map(|(teams, strips)| with(teams, strips))
+        .find(fits)?;
+    Some(Plan { groups: balanced_groups(caps, shape, &plan, 1), ..plan })
+}
+
+/// Whether panels of two strips, which share the reads of x, are enough to fill the device.
+fn has_two_strip_panels(caps: &Caps, shape: &Shape) -> bool {
+    panels(shape, 2) * shape.splits >= caps.compute_units.unwrap_or(16)
+}
+
+/// Minimum columns for cooperative matrices: with three and four, an H200 is as fast or faster without.
+const MIN_MATRIX_COLUMNS: usize = 5;
 
 /// Whether several columns can get the same sums as one on a device, whatever the plan of one. With little shared memory, a
 /// plan for two columns may not have as many slices as one for one column.
@@ -659,7 +714,10 @@ fn variants_with_sums_of_one_column(caps: &Caps) -> Vec<Variant> {
                 let own_norm = !normed || has_prologue(caps, k, columns);
                 let prologue = if own_norm { prologue } else { Prologue::Factors };
                 let shape = Shape { columns, prologue, ..alone };
-                list.push(variant(&shape, with_sums_of(caps, &shape, &plan(caps, &alone)), None, None));
+                for fragments in likely_fragments(caps) {
+                    let plan = with_sums_of(caps, fragments, &shape, &plan(caps, &alone));
+                    list.push(variant(&shape, plan, None, None));
+                }
             }
         }
     }

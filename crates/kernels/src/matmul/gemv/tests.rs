@@ -7,7 +7,10 @@ use super::{
 };
 use crate::{
     Activations, Epilogue, OutputFormat, Target,
-    matmul::common::{expert_trial::SummedTrial, trial::Trial},
+    matmul::{
+        common::{expert_trial::SummedTrial, trial::Trial},
+        coopmat::policy::Fragments,
+    },
 };
 
 fn shape(rows: usize, k: usize, columns: usize) -> Shape {
@@ -120,6 +123,7 @@ fn columns_beside_others_get_the_same_bits() {
 
 #[test]
 fn plans_with_the_sums_of_one_column_fit_the_device() {
+    let mut on_matrices = 0;
     let only_64 = gpu::Caps { min_subgroup_size: 64, subgroup_size_control: false, ..known::radeon_780m() };
     for caps in [known::h200(), known::radeon_780m(), only_64] {
         assert!(policy::has_equal_sums(&caps));
@@ -138,11 +142,17 @@ fn plans_with_the_sums_of_one_column_fit_the_device() {
                 let gated = Shape { epilogue: Epilogue::Geglu, output: activations, ..plain };
                 for one in [plain, Shape { splits, ..plain }, gated] {
                     for one_column in policy::candidates(&caps, &one) {
-                        for columns in 2..=8 {
+                        for (columns, fragments) in (2..=8).flat_map(|columns| {
+                            [Fragments::Other, Fragments::FourThreadsPerRow]
+                                .map(|fragments| (columns, fragments))
+                        }) {
                             let shape = Shape { columns, ..one };
-                            let plan = policy::with_sums_of(&caps, &shape, &one_column);
+                            let plan = policy::with_sums_of(&caps, fragments, &shape, &one_column);
                             assert_eq!(plan.slices_per_team(), one_column.slices_per_team(), "{plan:?}");
                             assert!(plan.threads <= caps.max_threads, "{plan:?}");
+                            let matrices = columns > 4 && fragments != Fragments::Other;
+                            assert!(plan.tier < Tier::T2 || matrices, "{plan:?}");
+                            on_matrices += usize::from(plan.tier == Tier::T2);
                             assert!(plan.shared_bytes(&shape) <= caps.max_shared_bytes, "{plan:?}");
                             assert!(plan.strips >= one.epilogue.strips() as u32, "{plan:?}");
                             assert!(
@@ -158,6 +168,7 @@ fn plans_with_the_sums_of_one_column_fit_the_device() {
             }
         }
     }
+    assert!(on_matrices > 100, "{on_matrices} plans");
     assert!(!policy::has_equal_sums(&known::bare_vulkan_13()), "without packed dot products");
 }
 
