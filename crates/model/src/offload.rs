@@ -105,7 +105,11 @@ impl Offload {
     }
 
     /// The NPU gave a product up: counts and logs that.
-    pub fn fall_back(&self) {
+    pub fn fall_back(&mut self) {
+        if self.is_used() {
+            // It is right, but does not take a product whose weights it took.
+            self.linear.matmul_mut().give_up("the overlay does not take a product of this many rows");
+        }
         let decision = self.linear.matmul().decision();
         self.operation.fall_back(decision);
         self.settings.give_up(&decision.reason);

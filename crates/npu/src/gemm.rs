@@ -19,7 +19,7 @@ mod overlay;
 mod stream;
 
 pub use int8::Int8;
-pub use overlay::{InputType, Overlay, ShimPort};
+pub use overlay::{InputType, OutputType, Overlay, ShimPort};
 
 use crate::error::{Error, Result};
 
@@ -75,10 +75,15 @@ impl<'a> GemmPlan<'a> {
         let sizes = [
             bytes(pm, pk, overlay.input_type.bytes()),
             bytes(pk, pn, overlay.input_type.bytes()),
-            bytes(pm, pn, 4).and_then(|plane| plane.checked_mul(pk / block_k)),
+            bytes(pm, pn, overlay.output_type.bytes()).and_then(|plane| plane.checked_mul(pk / block_k)),
         ];
         if !sizes.iter().all(|size| size.is_some_and(|size| size <= MAX_BYTES)) {
             return Err(refuse("a matrix would exceed 4 GiB; split it".to_owned()));
+        }
+        if overlay.output_type != OutputType::Int32 && pk > block_k {
+            return Err(refuse(format!(
+                "this overlay rounds sums of {block_k} products, which cannot be added; use one with int32 sums"
+            )));
         }
         let plan = Self { overlay, shape: (m, k, n), padded: (pm, pk, pn) };
         plan.check_descriptors()?;
@@ -119,7 +124,7 @@ impl<'a> GemmPlan<'a> {
 
     /// Bytes of argument 2 of the stream: partial sums.
     pub fn c_bytes(&self) -> usize {
-        self.k_splits() * self.padded.0 * self.padded.2 * 4
+        self.k_splits() * self.padded.0 * self.padded.2 * self.overlay.output_type.bytes()
     }
 
     /// C, `m` × `n` by rows, from argument 2 of the stream.
@@ -128,6 +133,10 @@ impl<'a> GemmPlan<'a> {
             return Err(self.refuse(format!("C takes {} bytes, not {}", self.c_bytes(), bytes.len())));
         }
         let ((m, _, n), (pm, _, pn)) = (self.shape, self.padded);
+        if let OutputType::Int8 { .. } = self.overlay.output_type {
+            let rows = bytes.chunks_exact(pn).take(m);
+            return Ok(rows.flat_map(|row| row[..n].iter().map(|byte| i32::from(*byte as i8))).collect());
+        }
         let mut c = vec![0i32; m * n];
         for plane in bytes.chunks_exact(pm * pn * 4) {
             for (row, source) in c.chunks_exact_mut(n).zip(plane.chunks_exact(pn * 4)) {

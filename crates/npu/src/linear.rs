@@ -22,6 +22,10 @@ const LARGEST: f32 = 32_639.0;
 /// rounding of scales and results to f32.
 pub const ERROR: f64 = 1.001 / LARGEST as f64;
 
+/// Rows of x per command: two blocks of the whole overlay. The sums of an image's patches would otherwise take hundreds
+/// of megabytes.
+const ROWS: usize = 256;
+
 /// Weights that the NPU keeps.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Weights {
@@ -90,16 +94,30 @@ impl Linear {
         weights: Operand<'_, i8>,
         weight_scales: &[f32],
     ) -> Option<Vec<f32>> {
-        let rows = rows_of(k, x)?;
+        let mut y = Vec::with_capacity(rows_of(k, x)? * weight_scales.len());
+        for x in x.chunks(ROWS * k) {
+            self.product_of_rows(k, x, weights, weight_scales, &mut y)?;
+        }
+        Some(y)
+    }
+
+    /// Appends the products of rows of x, in one command.
+    fn product_of_rows(
+        &mut self,
+        k: usize,
+        x: &[f32],
+        weights: Operand<'_, i8>,
+        weight_scales: &[f32],
+        y: &mut Vec<f32>,
+    ) -> Option<()> {
+        let (rows, n) = (x.len() / k, weight_scales.len());
         let mut bytes = vec![0i8; 2 * x.len()];
         let (high, low) = bytes.split_at_mut(x.len());
         let halves = high.chunks_exact_mut(k).zip(low.chunks_exact_mut(k));
         let scales: Vec<f32> =
             x.chunks_exact(k).zip(halves).map(|(x, (high, low))| round(x, high, low)).collect();
-        let n = weight_scales.len();
         let c = self.matmul.multiply((2 * rows, k, 2 * n), &bytes, weights)?;
         let (high, low) = c.split_at(rows * 2 * n);
-        let mut y = Vec::with_capacity(rows * n);
         for ((high, low), scale) in high.chunks_exact(2 * n).zip(low.chunks_exact(2 * n)).zip(scales) {
             let ((hh, hl), (lh, ll)) = (high.split_at(n), low.split_at(n));
             for (column, weight_scale) in weight_scales.iter().enumerate() {
@@ -108,7 +126,7 @@ impl Linear {
                 y.push((sum as f64 * f64::from(scale) * f64::from(*weight_scale)) as f32);
             }
         }
-        Some(y)
+        Some(())
     }
 }
 
@@ -162,6 +180,23 @@ mod tests {
         for ((value, high), low) in row.iter().zip(high).zip(low) {
             assert_eq!(256.0 * f32::from(high) + f32::from(low), *value);
         }
+    }
+
+    #[test]
+    fn all_halves_count_and_rows_keep_their_order() {
+        let size = crate::gemm::Int8::new(1, 1).expect("a size");
+        let open = |overlay: &_, image: &[u8]| -> crate::Result<Box<dyn crate::matmul::Backend>> {
+            Ok(Box::new(crate::matmul::OnModel::new(overlay, image)?))
+        };
+        let settings = crate::settings::Settings::new(crate::matmul::Mode::Force, size, open);
+        let (mut linear, _operation) = settings.start("a test");
+        // With scales of 1, products are exact: 100 is a low half alone, 300 is 256 + 44.
+        let weights = [0.0, LARGEST, 100.0, 0.0, -LARGEST, 300.0];
+        let x: Vec<f32> = (0..ROWS + 2).flat_map(|row| [LARGEST, 0.0, row as f32]).collect();
+        let y = linear.multiply_once(3, &x, &weights).expect("a product");
+        let right: Vec<f32> =
+            (0..ROWS + 2).flat_map(|row| [100.0 * row as f32, 300.0 * row as f32]).collect();
+        assert_eq!(y, right);
     }
 
     #[test]

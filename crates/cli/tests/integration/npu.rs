@@ -335,6 +335,12 @@ fn what_cannot_be_run_says_why_and_what_to_do() {
     fs::write(&other, "xclbin2").unwrap();
     let text = selftest(&["--simulate", "--overlay", other.to_str().unwrap()]);
     assert!(text.contains("not a known overlay") && text.contains(OVERLAY), "{text}");
+    let data = std::env::var_os("INDRIK_TEST_DATA").map(PathBuf::from);
+    let amd = data.map(|data| data.join("npu/mladf_gemm_4x4_a8w8acc32.xclbin")).filter(|file| file.exists());
+    if let Some(amd) = amd {
+        let text = selftest(&["--simulate", "--overlay", amd.to_str().unwrap()]);
+        assert!(text.contains("AMD's int8 overlay") && text.contains("--overlay int8"), "{text}");
+    }
     if let Some(overlay) = overlay() {
         let overlay = overlay.to_str().unwrap();
         let text = selftest(&["--node", "/dev/accel/none", "--overlay", overlay]);

@@ -15,11 +15,11 @@
 //! ```
 //!
 //! A core multiplies tiles of 64 × 128 and 128 × 32, eight rows at a time: eight accumulators of 4 × 8, eight products
-//! and ten loads in eight cycles.
+//! and ten loads in eight cycles. With [`Int8::requantised`] it then rounds the tile of C to int8.
 
 use sha2::{Digest, Sha256};
 
-use super::overlay::{InputType, Overlay, ShimPort, port};
+use super::overlay::{InputType, OutputType, Overlay, ShimPort, port};
 use crate::array::switch::{Port, master_index, slave_index};
 use crate::array::{CoreLibrary, GemmKernel, PingPong};
 use crate::bytes::words_of;
@@ -55,6 +55,14 @@ const KERNEL: GemmKernel = GemmKernel {
     c: PingPong { addresses: [0x8000, 0xa000], empty: 4, full: 5 },
 };
 
+/// The same with C in int8: two buffers of a quarter each, behind the sums of the tile that is being computed.
+const REQUANTISED: GemmKernel =
+    GemmKernel { c: PingPong { addresses: [0xa000, 0xa800], empty: 4, full: 5 }, ..KERNEL };
+const SUMS: u32 = 0x8000;
+/// Control registers of rounding, to the nearest and halves to the even, and of saturation.
+const NEAREST_EVEN: u32 = 12;
+const SATURATE: u32 = 1;
+
 const A_PORTS: [ShimPort; 4] = [port(0, 0), port(1, 0), port(2, 0), port(3, 0)];
 const B_PORTS: [ShimPort; 4] = [port(0, 1), port(1, 1), port(2, 1), port(3, 1)];
 const C_PORTS: [ShimPort; 4] = A_PORTS;
@@ -64,6 +72,8 @@ const C_PORTS: [ShimPort; 4] = A_PORTS;
 pub struct Int8 {
     columns: u8,
     rows: u8,
+    /// Bits by which sums are shifted; `None` for int32 sums.
+    shift: Option<u8>,
 }
 
 impl Int8 {
@@ -71,12 +81,30 @@ impl Int8 {
     pub const NAME: &'static str = "int8";
 
     /// All sixteen cores.
-    pub const WHOLE: Self = Self { columns: 4, rows: 4 };
+    pub const WHOLE: Self = Self { columns: 4, rows: 4, shift: None };
 
     /// `rows` × `columns` cores, 1 to 4 of each; at least as many columns as rows, since each row of cores has its A
     /// from another column's shim tile.
     pub fn new(columns: u8, rows: u8) -> Option<Self> {
-        ((1..=4).contains(&columns) && (1..=columns).contains(&rows)).then_some(Self { columns, rows })
+        ((1..=4).contains(&columns) && (1..=columns).contains(&rows)).then_some(Self {
+            columns,
+            rows,
+            shift: None,
+        })
+    }
+
+    /// The same with C in int8: sums divided by 2^shift, rounded and saturated by the cores ([`OutputType::Int8`]). K is
+    /// at most 512 then. `None` for a shift of 32 or more.
+    pub fn requantised(self, shift: u8) -> Option<Self> {
+        (shift < 32).then_some(Self { shift: Some(shift), ..self })
+    }
+
+    fn output_type(self) -> OutputType {
+        self.shift.map_or(OutputType::Int32, |shift| OutputType::Int8 { shift })
+    }
+
+    fn kernel(self) -> GemmKernel {
+        if self.shift.is_some() { REQUANTISED } else { KERNEL }
     }
 
     /// What the generator of streams has to know.
@@ -85,10 +113,11 @@ impl Int8 {
         Ok(Overlay {
             name: Self::NAME,
             file: Sha256::digest(self.xclbin()?).into(),
-            program: CoreLibrary::digest(&program()?),
+            program: CoreLibrary::digest(&program(self.shift)?),
             columns: self.columns,
             input_type: InputType::Int8,
-            kernel: KERNEL,
+            output_type: self.output_type(),
+            kernel: self.kernel(),
             a: &A_PORTS[..rows],
             b: &B_PORTS[..columns],
             c: &C_PORTS[..columns],
@@ -109,7 +138,7 @@ impl Int8 {
     /// The configuration.
     pub fn cdo(self) -> Result<Cdo> {
         let mut writer = Writer(vec![CdoCommand::Nop { payload: Vec::new() }]);
-        let program = program()?;
+        let program = program(self.shift)?;
         for column in 0..self.columns {
             for row in 0..self.rows {
                 self.start_core(&mut writer, core(column, row), &program);
@@ -153,12 +182,13 @@ impl Int8 {
     /// Buffer descriptors and their tasks of a column.
     fn buffers(self, writer: &mut Writer, column: u8) {
         let words = |rows: usize, columns: usize, bytes: usize| (rows * columns * bytes / 4) as u32;
-        let (a, b, c) = (words(M, K, 1), words(K, N, 1), words(M, N, 4));
+        let (a, b, c) = (words(M, K, 1), words(K, N, 1), words(M, N, self.output_type().bytes()));
+        let kernel = self.kernel();
         for row in 0..self.rows {
             let place = core(column, row);
-            writer.core_buffers(place, 0, a, KERNEL.a, Direction::S2mm);
-            writer.core_buffers(place, 2, b, KERNEL.b, Direction::S2mm);
-            writer.core_buffers(place, 4, c, KERNEL.c, Direction::Mm2s);
+            writer.core_buffers(place, 0, a, kernel.a, Direction::S2mm);
+            writer.core_buffers(place, 2, b, kernel.b, Direction::S2mm);
+            writer.core_buffers(place, 4, c, kernel.c, Direction::Mm2s);
             writer.start(place, Direction::S2mm, 0, 0);
             writer.start(place, Direction::S2mm, 1, 2);
             writer.start(place, Direction::Mm2s, 0, 4);
@@ -170,10 +200,16 @@ impl Int8 {
         };
         let blocks_a = blocks(K as u32 / 4, BLOCK_M, K / BLOCK_K);
         let blocks_b = blocks(N as u32 / 4, BLOCK_K, N / BLOCK_N);
-        // And back: eight words of each block of a row of blocks, for each of its rows.
-        let block_c = (BLOCK_M * BLOCK_N) as u32;
+        // And back: the words of a row of each block of a row of blocks, for each of its rows.
+        let width_c = words(1, BLOCK_N, self.output_type().bytes());
+        let block_c = BLOCK_M as u32 * width_c;
         let row_c = (N / BLOCK_N) as u32;
-        let rows_c = [8 << 17, row_c << 17 | (block_c - 1), (BLOCK_M as u32) << 17 | 7, row_c * block_c - 1];
+        let rows_c = [
+            width_c << 17,
+            row_c << 17 | (block_c - 1),
+            (BLOCK_M as u32) << 17 | (width_c - 1),
+            row_c * block_c - 1,
+        ];
         let linear = [0; 4];
         let base_c = 0x4000;
         if usize::from(column) < usize::from(self.rows) {
@@ -359,9 +395,9 @@ impl Writer {
     }
 }
 
-/// The words of the cores' program.
-fn program() -> Result<Vec<u32>> {
-    Ok(words_of(&isa::assemble(&source())?))
+/// The words of the cores' program, with C in int8 after this shift if there is one.
+fn program(shift: Option<u8>) -> Result<Vec<u32>> {
+    Ok(words_of(&isa::assemble(&source(shift))?))
 }
 
 /// A bundle of 16 bytes: what has no instruction has one that does nothing.
@@ -401,8 +437,8 @@ fn step(configuration: Option<&str>, loads: bool) -> String {
 }
 
 /// The cores' program.
-fn source() -> String {
-    let GemmKernel { a, b, c, .. } = KERNEL;
+fn source(shift: Option<u8>) -> String {
+    let GemmKernel { a, b, c, .. } = if shift.is_some() { REQUANTISED } else { KERNEL };
     let address = |buffers: PingPong| OWN_MEMORY + buffers.addresses[0];
     let turn = |buffers: PingPong| buffers.addresses[0] ^ buffers.addresses[1];
     let lock = |index: usize| OWN_LOCKS + index;
@@ -431,6 +467,27 @@ fn source() -> String {
     // The hardware loop ends with the last bundle, which has a name.
     let (body, body_end) = body.split_at(body.trim_end().rfind('\n').map_or(0, |at| at + 1));
     let (wait3, wait5, wait6) = (wait(3), wait(5), wait(6));
+    // Where sums are kept, and what becomes of them once they are complete.
+    let (sums, control, narrow) = match shift {
+        None => ("r22", String::new(), String::new()),
+        Some(shift) => {
+            let control = format!(
+                "movxm r23, #{}\nmovxm r5, #{NEAREST_EVEN}\nmovxm r6, #{SATURATE}\nmov s0, #{shift}\n{wait3}movx crRnd, r5\nmovx crSat, r6\n",
+                OWN_MEMORY + SUMS
+            );
+            let stores: String = (0..8)
+                .map(|number| {
+                    // Five delay slots are left.
+                    let jump = if number == 2 { "; jnz r12, narrow" } else { "" };
+                    format!("vst.srs.s8.s32 cm{number}, s0, [p5], #32{jump}\n")
+                })
+                .collect();
+            let narrow = format!(
+                "mova r12, #{rows}; mov p4, r23\nmov p5, r22\nnarrow:\n{load_c}{wait6}add r12, r12, #-1\n{stores}{wait6}{wait6}"
+            );
+            ("r23", control, narrow)
+        }
+    };
     format!(
         "// Registers that stay: buffers in turn, amounts for locks, the multiplier's configuration.
 movxm r20, #{a_at}
@@ -443,7 +500,7 @@ movxm r3, #{MULTIPLY}
 mova r16, #-1; movx r17, #1
 movxm ls, body
 movxm le, body_end
-
+{control}
 tile_of_c:
 acq #{c_empty}, r16
 {wait3}movxm r4, #{MULTIPLY_FROM_ZERO}
@@ -454,8 +511,8 @@ acq #{a_full}, r16
 {wait3}acq #{b_full}, r16
 {wait3}mova r12, #{rows}; mov p0, r20
 mov p1, r20
-padda [p1], #512; mov p4, r22
-mov p5, r22
+padda [p1], #512; mov p4, {sums}
+mov p5, {sums}
 
 rows:
 mov p2, r21
@@ -472,7 +529,7 @@ xor r21, r21, r25
 add r11, r11, #-1
 movxm r4, #{MULTIPLY}
 jnz r11, tile_of_k
-{wait5}rel #{c_full}, r17
+{wait5}{narrow}rel #{c_full}, r17
 {wait3}xor r22, r22, r26
 j tile_of_c
 {wait5}.align 16
@@ -488,7 +545,7 @@ mod tests {
 
     #[test]
     fn the_inner_loop_is_eight_whole_bundles_that_begin_where_hardware_fetches() {
-        let words = program().expect("a program");
+        let words = program(None).expect("a program");
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         let text = isa::disassemble(&bytes).expect("a text");
         let number = |name: &str| {

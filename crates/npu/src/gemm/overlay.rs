@@ -43,6 +43,37 @@ impl InputType {
     }
 }
 
+/// What an overlay makes of its exact sums.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OutputType {
+    /// Itself, in 32 bits.
+    Int32,
+    /// Divided by 2^shift, rounded to the nearest and halves to the even, within −128 to 127.
+    Int8 {
+        /// Bits that are shifted out, up to 31.
+        shift: u8,
+    },
+}
+
+impl OutputType {
+    /// Bytes of an element of C.
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::Int32 => 4,
+            Self::Int8 { .. } => 1,
+        }
+    }
+
+    /// The element of C for a sum.
+    pub fn of_sum(self, sum: i32) -> i32 {
+        let Self::Int8 { shift } = self else { return sum };
+        let (floor, rest) = (i64::from(sum) >> shift, i64::from(sum) & ((1 << shift) - 1));
+        let half = (1i64 << shift) / 2;
+        let up = shift > 0 && (rest > half || rest == half && floor & 1 == 1);
+        (floor + i64::from(up)).clamp(-128, 127) as i32
+    }
+}
+
 /// An overlay that multiplies matrices.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Overlay {
@@ -56,6 +87,8 @@ pub struct Overlay {
     pub columns: u8,
     /// Type of A and B.
     pub input_type: InputType,
+    /// Type of C.
+    pub output_type: OutputType,
     /// What a core computes.
     pub kernel: GemmKernel,
     /// MM2S channels of A: one per row of tiles of a block.
@@ -74,6 +107,7 @@ impl Overlay {
         program: digest("34c702e880d6fece943f716547902674a38bf550afa67bf29ffa9e082e1d6a6d"),
         columns: 4,
         input_type: InputType::Int16,
+        output_type: OutputType::Int32,
         kernel: GemmKernel {
             m: 32,
             k: 32,
@@ -95,6 +129,7 @@ impl Overlay {
         program: digest("b251704b79dc914df0d32ea3221c33b9be6bd5d8431224469a7a062e1543335c"),
         columns: 4,
         input_type: InputType::Int16,
+        output_type: OutputType::Int32,
         kernel: GemmKernel {
             m: 64,
             k: 64,
@@ -119,6 +154,16 @@ impl Overlay {
         Self::KNOWN.into_iter().find(|overlay| overlay.file == hash)
     }
 
+    /// Why a published overlay that this crate recognises cannot be used, by the hash of its xclbin.
+    pub fn why_not(file: &[u8]) -> Option<&'static str> {
+        let hash: [u8; 32] = Sha256::digest(file).into();
+        (hash == AMD_INT8).then_some(
+            "it is AMD's int8 overlay (RyzenAI-SW 2a3c4af, mladf_gemm_4x4_a8w8acc32): its file and its streams can be \
+             read, but weights in the order that it expects are not made here, and the array model does not know \
+             all of its cores' instructions, so nothing could check a result; `--overlay int8` computes the same kind of product",
+        )
+    }
+
     /// Block size: rows, K, columns.
     pub fn block(&self) -> (usize, usize, usize) {
         let GemmKernel { m, k, n, k_tiles, .. } = self.kernel;
@@ -133,6 +178,9 @@ impl Overlay {
         }
     }
 }
+
+/// SHA-256 of AMD's overlay for int8.
+const AMD_INT8: [u8; 32] = digest("b01a231ca46357925638e0f08203bd5e2b7c4b26327e43bbd87bb980eb1b4b76");
 
 /// The bytes of a SHA-256 in hexadecimal digits.
 const fn digest(text: &str) -> [u8; 32] {
@@ -152,5 +200,22 @@ const fn nibble(digit: u8) -> u8 {
         b'0'..=b'9' => digit - b'0',
         b'a'..=b'f' => digit - b'a' + 10,
         _ => panic!("not a hexadecimal digit"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_are_rounded_to_even_and_saturate() {
+        let of = |shift, sum| OutputType::Int8 { shift }.of_sum(sum);
+        assert_eq!([-6, -5, -2, 2, 5, 6, 7].map(|sum| of(2, sum)), [-2, -1, 0, 0, 1, 2, 2]);
+        assert_eq!(
+            [i32::MIN, -300, -128, 127, 128, i32::MAX].map(|sum| of(0, sum)),
+            [-128, -128, -128, 127, 127, 127]
+        );
+        assert_eq!([of(31, i32::MIN), of(31, i32::MAX), of(24, i32::MIN)], [-1, 1, -128]);
+        assert_eq!(OutputType::Int32.of_sum(i32::MIN), i32::MIN);
     }
 }

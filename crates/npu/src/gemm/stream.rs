@@ -133,18 +133,18 @@ impl GemmPlan<'_> {
     }
 
     fn transfer_c(&self, phase: Phase, index: usize) -> Transfer {
-        let kernel = self.overlay.kernel;
+        let (kernel, bytes) = (self.overlay.kernel, self.overlay.output_type.bytes());
         let (block_m, _, block_n) = self.overlay.block();
         let (m, _, n) = self.padded;
         Transfer {
             argument: 2,
-            offset: 4
+            offset: bytes
                 * ((phase.split * m + phase.row * block_m) * n + phase.column * block_n + index * kernel.n),
-            length: block_m * kernel.n * phase.columns,
-            width: kernel.n,
+            length: bytes * block_m * kernel.n * phase.columns / 4,
+            width: bytes * kernel.n / 4,
             rows: block_m,
-            row_step: n,
-            next: block_n,
+            row_step: bytes * n / 4,
+            next: bytes * block_n / 4,
             iteration: (0, 1),
             times: 1,
         }

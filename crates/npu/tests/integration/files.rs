@@ -256,6 +256,9 @@ fn every_instruction_of_the_public_products_is_the_same_after_decoding_and_encod
 #[test]
 fn instructions_that_are_not_known_are_named() {
     let Some(file) = data("mladf_gemm_4x4_a8w8acc32.xclbin") else { return };
+    assert!(npu::gemm::Overlay::of(&file).is_none());
+    assert!(npu::gemm::Overlay::why_not(&file).is_some_and(|why| why.contains("AMD's int8 overlay")));
+    assert_eq!(npu::gemm::Overlay::why_not(&file[1..]), None);
     for program in programs(&file) {
         let error = isa::disassemble(&program).expect_err("an instruction of another overlay").to_string();
         assert!(error.contains("is no instruction that this crate knows (byte 0x"), "{error}");

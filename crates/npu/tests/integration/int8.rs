@@ -38,7 +38,9 @@ fn products(size: Int8, shapes: usize, largest: (usize, usize, usize), seed: u64
         let run = array.run(&plan.stream().expect("a stream"), &mut host);
         run.unwrap_or_else(|fault| panic!("{m} × {k} × {n}: {fault}"));
         let have = plan.unpack_c(host.argument(2).expect("three arguments")).expect("C");
-        assert!(have == reference(&a, &b, k, n), "{m} × {k} × {n}");
+        let sums = reference(&a, &b, k, n).into_iter();
+        let right: Vec<i32> = sums.map(|sum| overlay.output_type.of_sum(sum)).collect();
+        assert!(have == right, "{m} × {k} × {n}");
     }
 }
 
@@ -53,6 +55,21 @@ fn products_of_int8_on_more_cores() {
         products(Int8::new(columns, rows).expect("a size"), 2, (300, 600, 200), u64::from(columns));
     }
     products(Int8::WHOLE, 3, (300, 600, 200), 43);
+}
+
+#[test]
+fn products_that_the_cores_round_to_int8() {
+    let one = Int8::new(1, 1).expect("a size");
+    // Sums that saturate, sums that do not, and both.
+    for (size, shift, shapes) in [(one, 0, 4), (one, 7, 8), (one, 11, 30), (one, 21, 2), (Int8::WHOLE, 10, 2)]
+    {
+        let size = size.requantised(shift).expect("a shift");
+        products(size, shapes, (130, 512, 70), u64::from(shift));
+    }
+    let overlay = one.requantised(9).and_then(|size| size.overlay().ok()).expect("an overlay");
+    let error = GemmPlan::new(&overlay, 1, 513, 1).expect_err("partial sums").to_string();
+    assert!(error.contains("cannot be added"), "{error}");
+    assert!(one.requantised(32).is_none());
 }
 
 #[test]

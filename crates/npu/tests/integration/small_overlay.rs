@@ -4,7 +4,7 @@
 //! the model knows.
 
 use npu::array::{CoreLibrary, GemmKernel, PingPong};
-use npu::gemm::{InputType, Overlay, ShimPort};
+use npu::gemm::{InputType, OutputType, Overlay, ShimPort};
 use npu::tile::{Direction, Register, TileKind, TilePlace};
 use npu::xclbin::{Cdo, CdoCommand, Partition, Pdi, Xclbin};
 
@@ -27,6 +27,7 @@ pub fn overlay() -> Overlay {
         program: CoreLibrary::digest(&PROGRAM),
         columns: 1,
         input_type: InputType::Int16,
+        output_type: OutputType::Int32,
         kernel: GemmKernel {
             m: 8,
             k: 8,

@@ -210,6 +210,9 @@ fn overlay(given: Option<&Path>) -> anyhow::Result<(Overlay, Vec<u8>)> {
         }
     };
     let file = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    if let Some(reason) = Overlay::why_not(&file) {
+        bail!("{} cannot be used: {reason}", path.display());
+    }
     let overlay = Overlay::of(&file).with_context(|| {
         let names: Vec<&str> = Overlay::KNOWN.iter().map(|overlay| overlay.name).collect();
         format!("{} is not a known overlay, by its SHA-256; known: {}", path.display(), names.join(", "))
