@@ -33,6 +33,14 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
         list.push(Case::new(name, Tier::T1, move |device| {
             compare(device, shape, one_column_plan(device.caps(), &shape), columns)
         }));
+        // The shader for CPU drivers, which the policy prefers there.
+        let lanes = policy::plan(caps, &shape);
+        if lanes.lanes.is_some() {
+            let name = format!(
+                "{rows} × {k} {scheme} × {activations}, one row per lane, {columns:?} columns as one"
+            );
+            list.push(Case::new(name, Tier::T1, move |device| compare(device, shape, lanes, columns)));
+        }
     };
     let (int16, f32, geglu, none) = (Activations::Int16, Activations::F32, Epilogue::Geglu, Epilogue::None);
     add(Scheme::Int8, int16, (96, 1152), NORM, geglu, 1, &[2, 8]);
@@ -43,6 +51,8 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
         add(scheme, f32, (33, 640), Prologue::None, none, 1, columns);
     }
     add(Scheme::Int8, f32, (64, 640), Prologue::None, Epilogue::Swiglu, 1, &[4]);
+    // Blocks of four columns, and of as many as there are.
+    add(Scheme::Int4Min, f32, (80, 640), Prologue::None, none, 1, &[3, 8]);
     // The more a GPU's compiler is asked, the better; a CPU driver takes a second to compile each.
     if caps.max_subgroup_size >= 32 {
         for scheme in [Scheme::Int4, Scheme::Int8Min] {
