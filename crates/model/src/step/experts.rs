@@ -13,10 +13,7 @@ use kernels::{
         router::{self, AddShape, Router},
     },
     matmul::{
-        coopmat::{
-            self, Coopmat,
-            policy::{Bias, SplitK},
-        },
+        coopmat::{self, Coopmat, policy::SplitK},
         gemm::{self, Gemm},
         gemv::{self, Gemv},
     },
@@ -270,8 +267,7 @@ fn method(
     let pairs = rows * experts.per_token as usize;
     let columns = (pairs * 3).div_ceil(experts.count as usize * 2);
     if activations == Activations::F16 {
-        let (split_k, bias) = (SplitK::Reduced, Bias::None);
-        let shape = coopmat::policy::Shape { weights, columns, epilogue, output, split_k, bias };
+        let shape = coopmat::policy::Shape { weights, columns, epilogue, output, split_k: SplitK::Reduced };
         let plan = model.expert_coopmat_plan(&shape, rows);
         let plan = plan.expect("activations are f16 only where cooperative matrices take every matrix");
         return Ok(Method::Coopmat(shape, plan));
