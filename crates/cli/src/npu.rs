@@ -21,9 +21,9 @@ const NODE_VARIABLE: &str = "INDRIK_NPU_NODE";
 #[serde(rename_all = "lowercase")]
 pub enum NpuUse {
     /// Nothing
+    #[default]
     Off,
     /// Matrix products of embedding models and image encoders, if a self-test passes and they are faster there
-    #[default]
     Auto,
     /// Matrix products of embedding models and image encoders, if a self-test passes
     Force,
