@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Measures speculative decoding where a model edits a file: it renames a function, updates its callers and prints the
-whole file. A server of the model must run, which need not serve anyone else:
+whole file. Start a server with the model first, and send it no other requests meanwhile:
 
     indrik serve -m qwen2.5-coder:1.5b
     scripts/edit_task.py --repeats 3
 
-Each repetition asks three times: without drafts, with drafts from the prompt, and with the old file as OpenAI's
-`prediction`. The time is that from the first token to the last. All answers must be the same.
+Each repetition sends three requests: without drafts, with drafts from the prompt, and with the old file as OpenAI's
+`prediction`. The time is measured from the first token to the last. All answers must be equal.
 """
 
 import argparse
@@ -65,7 +65,7 @@ def main():
     variants = {"off": {"speculate": False}, "auto": {}}
     if not arguments.prose:
         variants["prediction"] = {"prediction": {"type": "content", "content": "```python\n" + old + "```"}}
-    # The prompt is in the prefix cache from here on.
+    # Fills the prefix cache with the prompt.
     ask(arguments.url, body | {"max_tokens": 2, "speculate": False})
 
     speeds, answers = {name: [] for name in variants}, set()

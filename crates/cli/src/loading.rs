@@ -51,7 +51,8 @@ pub struct LoadArguments {
     /// print, fewer for speed
     #[arg(long, value_name = "TOKENS", conflicts_with = "no_images")]
     pub image_tokens: Option<u32>,
-    /// Matrix products of the image encoder, or attention of prompts too, on AMD's NPU (XDNA1; not yet run on hardware by us)
+    /// Matrix products of the image encoder, with attention also attention of prompts, on AMD's NPU (XDNA1); not yet run
+    /// on hardware by us
     #[arg(long, value_name = "WHEN", env = "INDRIK_NPU", default_value_t)]
     pub npu: NpuUse,
     /// Device, by index or part of its name

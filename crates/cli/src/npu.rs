@@ -13,7 +13,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use telemetry::{Access, NpuGeneration, System, Xdna};
 
-/// Names the device node of the NPU.
+/// Environment variable with the device node of the NPU.
 const NODE_VARIABLE: &str = "INDRIK_NPU_NODE";
 
 /// `--npu`: what AMD's NPU computes.
@@ -27,7 +27,7 @@ pub enum NpuUse {
     Auto,
     /// Matrix products of embedding models and image encoders, if a self-test passes
     Force,
-    /// The same, and attention of prompts: slower than the GPU on all that is known, never chosen by auto
+    /// As force, and attention of prompts: experimental, expected to be slower than on the GPU
     Attention,
 }
 
@@ -63,7 +63,7 @@ impl FromStr for NpuUse {
     }
 }
 
-/// The node of an NPU that the overlays are for, or what is in the way.
+/// The device node of the NPU for `--npu`, or why none can be used.
 fn node() -> Result<PathBuf, String> {
     if let Some(node) = std::env::var_os(NODE_VARIABLE) {
         return Ok(node.into());
@@ -71,7 +71,7 @@ fn node() -> Result<PathBuf, String> {
     usable_node(System::new().xdna().as_ref())
 }
 
-/// The same on a machine with these facts.
+/// The device node of an XDNA1 NPU, which the overlays are for, or why none can be used.
 pub fn usable_node(xdna: Option<&Xdna>) -> Result<PathBuf, String> {
     let xdna = xdna.ok_or("no AMD NPU was found on this machine")?;
     if xdna.generation == Some(NpuGeneration::Xdna2) {

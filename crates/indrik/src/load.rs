@@ -78,7 +78,7 @@ pub struct Options {
     /// Be ready for requests early, as a server: the pipelines of [`Model::prepare_first_requests`] are compiled while
     /// the weights are read, and [`Model::prepare_ahead`] does the autotuning.
     pub serving: bool,
-    /// Whether AMD's NPU computes matrix products of the image encoder, or of attention; off by default.
+    /// Whether AMD's NPU computes matrix products of the image encoder and of attention; off by default.
     pub npu: NpuSettings,
 }
 

@@ -30,7 +30,8 @@ use crate::{
     state::Row,
 };
 
-/// The longest context: beyond it, the scores of a chunk would take gigabytes on the host.
+/// Maximum context length. It bounds the scores of a KV head in host memory: 4 bytes per row, query head and token of
+/// context.
 const MAX_CONTEXT: u32 = 4096;
 
 /// A language model's attention on the NPU.
@@ -72,9 +73,9 @@ struct CutStep {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Done,
-    /// The NPU does not take it: the GPU has to run it.
+    /// The NPU does not take this step: the GPU has to run it.
     Refused,
-    /// The same, from now on.
+    /// The NPU failed: the GPU has to run this step and all later ones.
     GivenUp,
 }
 
@@ -130,8 +131,8 @@ impl AttentionOffload {
         Self { linear, operation, settings: settings.clone(), steps: HashMap::new() }
     }
 
-    /// Whether the NPU may take a prefill step of these rows: of one sequence, and more than drafts have, whose rows must
-    /// have the bits of single ones.
+    /// Whether the NPU takes a prefill step of these rows: they belong to one sequence, and are more than a verify step
+    /// has, whose rows must get the bits of single ones.
     pub fn takes(&self, rows: &[Row]) -> bool {
         let same = rows.iter().all(|row| row.slot == rows[0].slot);
         let last = rows.iter().map(|row| row.last_visible).max().unwrap_or(0);
@@ -189,7 +190,7 @@ impl AttentionOffload {
         }
         self.operation.fall_back(decision);
         self.settings.give_up(&decision.reason);
-        tracing::warn!(reason = decision.reason, "the NPU is not used any more; the GPU repeats the step");
+        tracing::warn!(reason = decision.reason, "the NPU is no longer used; the GPU repeats the step");
         self.steps.clear();
         Outcome::GivenUp
     }
@@ -223,7 +224,7 @@ impl AttendingLayer {
         let at = |row: usize, head: usize| (row * heads + head) * head_dim;
         for kv_head in 0..kv_heads {
             let read = |bytes: &[u8], position: u32, d: usize| {
-                // Pages are one after the other in the copy.
+                // In the copy, pages are consecutive.
                 let page = position / page_size - first / page_size;
                 element(bytes, &shape, shape.element(page, kv_head, position, d as u32))
             };

@@ -320,7 +320,8 @@ impl ImageEncoder {
         self.soft_tokens.insert(&batch.images, needed, &self.scratch.soft, self.timeout)
     }
 
-    /// The same with the NPU. False if it is not used, from now on after an error: then the batch has been started anew.
+    /// The same with the NPU. False if the GPU has to run the layers: the NPU is not used, or it failed and the batch has
+    /// been started again.
     fn run_layers_on_npu(&mut self, needed: &[Image], budget: Duration) -> Result<bool> {
         let start = Instant::now();
         let (Some(batch), Some(offload), Some(cut)) = (&mut self.batch, &mut self.offload, &mut self.cut)
@@ -358,7 +359,7 @@ impl ImageEncoder {
     pub fn use_npu(&mut self, settings: &Settings, model: &str) -> Result<()> {
         let mut offload = Offload::start(settings, &format!("image encoder of {model}"));
         if offload.needs_comparison() {
-            // The matrices of the others are stored once it is worth it.
+            // Those of other layers are stored only if the NPU is faster.
             offload.store(&self.device, self.offloaded(is_of_first_program))?;
             self.compare_with_npu(&mut offload)?;
         }

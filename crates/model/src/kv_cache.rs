@@ -206,7 +206,7 @@ impl KvCache {
         KvTable { view: table.view(), stride: self.limits.pages_per_sequence() }
     }
 
-    /// The pages of a slot's positions, by entry of its table.
+    /// The pages in a range of entries of a slot's page table.
     pub(crate) fn pages_of(&self, span: AttentionSpan, slot: u32, entries: Range<u32>) -> Result<Vec<u32>> {
         let table = &self.tables[PageKind::from(span) as usize];
         let mut pages = vec![0_u32; entries.len()];
@@ -215,7 +215,7 @@ impl KvCache {
         Ok(pages)
     }
 
-    /// The bytes of a layer's pages, one after the other: keys and values.
+    /// Copies of a layer's keys and values in these pages, one page after the other.
     pub(crate) fn read_pages(&self, layer: usize, pages: &[u32]) -> Result<(Vec<u8>, Vec<u8>)> {
         let layer = self.layer(layer);
         let bytes = layer.shape.bytes() / u64::from(layer.shape.pages);

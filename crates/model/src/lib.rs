@@ -17,7 +17,7 @@
 //! | `prefix_disk` | the prefix cache on disk, without a GPU |
 //! | `image`, `image_encoder` | images of a prompt and their tokens; from patches to soft tokens |
 //! | `attention_offload` | attention of prefill chunks on the NPU |
-//! | `offload` | products of encoders on the NPU: programs that are cut at them, and the way back to the GPU |
+//! | `offload` | products of encoders on the NPU: programs that are cut at them, and the fallback to the GPU |
 //! | `text_encoder` | embedding models: from the tokens of texts to vectors |
 //! | [`language`] | tokenizer and chat template of a checkpoint, and how it takes images |
 //! | [`measure`], [`estimate`] | benchmarks: random weights, profiles of a step, estimated throughput of GPUs that cannot be measured |

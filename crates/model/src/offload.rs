@@ -26,7 +26,7 @@ use npu::{
 
 use crate::{Result, state::TIMEOUT};
 
-/// Runs of a benchmark, of which the shortest counts. One more comes first: it compiles pipelines.
+/// Timed runs of a benchmark, of which the shortest counts. One untimed warm-up run comes first.
 const REPETITIONS: usize = 3;
 
 /// An encoder's products on the NPU.
@@ -66,7 +66,7 @@ impl Offload {
         offload
     }
 
-    /// Stores those of all matrices that are wanted and not stored yet.
+    /// Stores the wanted matrices for the NPU, unless they are stored already.
     pub fn store<'a>(
         &mut self,
         device: &Device,
@@ -93,7 +93,7 @@ impl Offload {
         self.linear.matmul().decision().uses_npu
     }
 
-    /// Whether the speed still decides.
+    /// Whether [`Self::compare`] has to decide.
     pub fn needs_comparison(&self) -> bool {
         self.is_used() && self.linear.matmul().mode() == Mode::Auto
     }
@@ -104,10 +104,10 @@ impl Offload {
         self.operation.decide(self.linear.matmul().decision());
     }
 
-    /// The NPU gave a product up: counts and logs that.
+    /// A product on the NPU failed: gives the NPU up, and counts and logs the fallback.
     pub fn fall_back(&mut self) {
         if self.is_used() {
-            // It is right, but does not take a product whose weights it took.
+            // Not an error of the NPU: the overlay took these weights, but not a product of this shape.
             self.linear.matmul_mut().give_up("the overlay does not take a product of this many rows");
         }
         let decision = self.linear.matmul().decision();
@@ -116,7 +116,7 @@ impl Offload {
         tracing::warn!(
             operation = self.name(),
             reason = decision.reason,
-            "the NPU is not used any more; the GPU computes the whole batch"
+            "the NPU is no longer used; the GPU computes the whole batch"
         );
     }
 
@@ -294,7 +294,7 @@ pub(crate) fn buffer_of(
     if let Some(index) = buffers.iter().position(|buffer| buffer.len() == bytes) {
         return Ok(index);
     }
-    // An arena of its own: it can be mapped while others are in use.
+    // In its own arena, which can be mapped while others are in use.
     let mut arena = Arena::new(device, Lifetime::Staging, memory);
     let mut buffer = arena.buffer("rows for the NPU", bytes)?;
     if memory == Memory::Upload {
@@ -396,7 +396,7 @@ pub(crate) fn shortest(mut run: impl FnMut() -> Result<bool>) -> Result<Option<D
     Ok(Some(shortest))
 }
 
-/// Which of several views of a matrix this is.
+/// The index of a matrix among those of an encoder.
 pub(crate) fn index_of<Id>(matrices: &[(Id, Matrix)], matrix: &Matrix) -> Option<usize> {
     matrices.iter().position(|(_, known)| std::ptr::eq(known, matrix))
 }

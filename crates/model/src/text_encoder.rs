@@ -98,7 +98,7 @@ const MAX_TEXTS: usize = 64;
 const MIN_BUCKET: usize = 64;
 const BUCKET_STEP: usize = 8;
 
-/// Tokens of the texts, and of the batch, with which the speed of the NPU is compared.
+/// Tokens per text, and of the batch, that the NPU and the GPU are timed with.
 const COMPARED_TOKENS: u32 = 128;
 const COMPARED_ROWS: usize = 512;
 
@@ -311,7 +311,7 @@ impl TextEncoder {
         Ok(())
     }
 
-    /// The same with the NPU. False if it is not used, from now on after an error: the GPU has to run all layers.
+    /// The same with the NPU. False if the GPU has to run all layers: the NPU is not used, or it failed.
     fn run_on_npu(
         &mut self,
         number: usize,
@@ -346,7 +346,7 @@ impl TextEncoder {
     pub fn use_npu(&mut self, settings: &Settings, model: &str) -> Result<()> {
         let mut offload = Offload::start(settings, &format!("embeddings of {model}"));
         if offload.needs_comparison() {
-            // The matrices of the others are stored once it is worth it.
+            // Those of other layers are stored only if the NPU is faster.
             offload.store(&self.device, self.offloaded(is_of_first_layer))?;
             self.compare_with_npu(&mut offload)?;
         }

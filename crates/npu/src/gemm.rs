@@ -1,4 +1,4 @@
-//! Matrix products of any shape on an overlay: C = A × B, int16 or int8 in, int32 out.
+//! Matrix products of any shape on an overlay: C = A × B, int16 or int8 in, int32 or int8 out.
 //!
 //! An overlay's routes, locks and programs are fixed; a stream chooses what the shim tiles read and write. The
 //! unit of work is a block of C: one tile of C per core, over the overlay's own K. A [`GemmPlan`] pads a shape to

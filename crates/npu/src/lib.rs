@@ -12,8 +12,8 @@
 //! | [`isa`] | the cores' instructions: assembler, disassembler, decoder |
 //! | [`runtime`] | the driver: heap, buffers, contexts, commands, waits; and a fake driver with the model behind it |
 //! | [`matmul`] | exact products for an engine: tested at the start, given up after an error |
-//! | [`linear`] | products of floats, to 16 bits, on an int8 overlay |
-//! | [`report`] | which operations use the NPU, and why, for logs and reports of health |
+//! | [`linear`] | products of floats, rounded to 16 bits, on an int8 overlay |
+//! | [`report`] | which operations use the NPU, and why: for logs, `/health` and metrics |
 //! | [`settings`] | how the models of a process use the NPU |
 //! | [`selftest`] | exact products on an overlay, compared with the CPU |
 //!

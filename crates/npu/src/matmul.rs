@@ -2,8 +2,8 @@
 //!
 //! [`Matmul::start`] compares exact products with the CPU. The engine then runs one of its operations both ways, and
 //! [`Matmul::compare`] decides by the times. From then on [`Matmul::multiply`] uses the NPU, or says that the engine has
-//! to compute. After any error the NPU is given up for good. Every decision has a reason, for the log and for reports of
-//! health. [`crate::linear`] multiplies floats by these products.
+//! to compute. After any error the NPU is given up for good. Every decision has a reason, for the log and for `/health`.
+//! [`crate::linear`] multiplies floats by these products.
 //!
 //! ```
 //! use npu::gemm::Int8;
@@ -29,7 +29,7 @@ use crate::xclbin::Pdi;
 
 /// The longest K whose sums of int8 fit into 32 bits, whatever the elements: 2^14 × (2^17 − 1) is below 2^31.
 const MAX_K: usize = (1 << 17) - 1;
-/// Streams that are kept in the device heap, at most: of each matrix of a model, for several numbers of rows.
+/// Maximum streams in the device heap, one per shape in whole blocks; when it is reached, all are dropped.
 const MAX_STREAMS: usize = 256;
 
 /// Whether to use the NPU.
@@ -208,7 +208,7 @@ impl Backend for OnModel {
     }
 }
 
-/// Products on the NPU, or not.
+/// Exact products on the NPU, until it is given up.
 pub struct Matmul {
     overlay: Overlay,
     mode: Mode,
@@ -249,7 +249,7 @@ impl Matmul {
         &self.decision
     }
 
-    /// What the NPU was asked to do.
+    /// Whether to use the NPU, as asked for; [`Mode::Off`] if the start failed.
     pub fn mode(&self) -> Mode {
         self.mode
     }

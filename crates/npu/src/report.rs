@@ -1,13 +1,13 @@
-//! Which operations use the NPU, and why: for logs, reports of health and metrics.
+//! Which operations use the NPU, and why: for logs, `/health` and metrics.
 //!
-//! Operations enter themselves when a model is loaded and leave when it is unloaded. Clones of a [`Report`] share
-//! everything.
+//! An operation is registered when its model is loaded, and removed when the model is unloaded. Clones of a [`Report`]
+//! share its contents.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::matmul::Decision;
 
-/// What an operation does.
+/// Decision and counters of an operation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OperationState {
     /// The operation and its model, such as `embeddings of all-minilm`.
@@ -16,7 +16,7 @@ pub struct OperationState {
     pub decision: Decision,
     /// Products that the NPU computed.
     pub products: u64,
-    /// Times that the NPU was given up after an error.
+    /// Fallbacks to the GPU after an error.
     pub fallbacks: u64,
 }
 
@@ -28,12 +28,12 @@ pub struct Report(Arc<Mutex<Operations>>);
 struct Operations {
     next: u64,
     present: Vec<(u64, OperationState)>,
-    /// Of operations that have left: products and fallbacks.
+    /// Products and fallbacks of removed operations.
     past: (u64, u64),
 }
 
 impl Report {
-    /// Enters an operation.
+    /// Registers an operation.
     pub fn enter(&self, name: impl Into<String>, decision: &Decision) -> Operation {
         let mut operations = self.lock();
         let number = operations.next;
@@ -50,7 +50,7 @@ impl Report {
         self.lock().present.iter().map(|(_, state)| state.clone()).collect()
     }
 
-    /// Products that the NPU computed, and times that it was given up after an error, of all operations since the start.
+    /// Products that the NPU computed and fallbacks to the GPU, of all operations since the start.
     pub fn totals(&self) -> (u64, u64) {
         let operations = self.lock();
         operations.present.iter().fold(operations.past, |(products, fallbacks), (_, state)| {
@@ -59,12 +59,12 @@ impl Report {
     }
 
     fn lock(&self) -> MutexGuard<'_, Operations> {
-        // Nothing is left half-done between calls, whatever panicked.
+        // A panic under the lock leaves the data consistent.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// An operation in a report. It leaves when it is dropped.
+/// An operation in a report, removed from it on drop.
 #[derive(Debug)]
 pub struct Operation {
     report: Report,
@@ -87,12 +87,12 @@ impl Operation {
         self.change(|state| state.products += 1);
     }
 
-    /// Another decision.
+    /// Replaces the decision.
     pub fn decide(&self, decision: &Decision) {
         self.change(|state| state.decision = decision.clone());
     }
 
-    /// The NPU was given up after an error.
+    /// Counts a fallback to the GPU after an error, and replaces the decision.
     pub fn fall_back(&self, decision: &Decision) {
         self.change(|state| {
             state.decision = decision.clone();

@@ -23,13 +23,13 @@ use crate::matmul::{Backend, Matmul, Mode, OnDevice};
 use crate::report::{Operation, Report};
 use crate::runtime::{Device, LinuxIo};
 
-/// The longest that a command may take: a thousand times what the largest should.
+/// Maximum time of a command; one that takes longer is considered hung.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Opens the NPU with an overlay and its image.
 type Open = dyn Fn(&Overlay, &[u8]) -> Result<Box<dyn Backend>> + Send + Sync;
 
-/// How models use the NPU. Clones share the report, and that the NPU was given up.
+/// How models use the NPU. Clones share the report and whether the NPU was given up.
 #[derive(Clone)]
 pub struct Settings {
     mode: Mode,
@@ -59,7 +59,7 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Products on this many cores, on what `open` opens.
+    /// Products on an overlay of this size, on the backend that `open` opens.
     pub fn new(
         mode: Mode,
         size: Int8,
@@ -102,7 +102,7 @@ impl Settings {
         self.attention
     }
 
-    /// The operations that use it, or why they do not.
+    /// The operations that may use it, with their decisions.
     pub fn report(&self) -> &Report {
         &self.report
     }
@@ -122,7 +122,7 @@ impl Settings {
                 };
                 Matmul::start(self.mode, overlay, backend)
             }
-            // Its generator is part of this crate, and tested.
+            // Does not happen: this crate generates the overlay, and tests it.
             Err(error) => Matmul::start(self.mode, Overlay::GEMM_256_1COL, Err(error)),
         };
         let operation = self.report.enter(operation, matmul.decision());

@@ -112,13 +112,13 @@ pub trait Machine: Send + Sync + 'static {
 pub struct NpuOperation {
     /// The operation and its model.
     pub name: String,
-    /// Whether it runs there now.
+    /// Whether the NPU computes its matrix products now.
     pub uses_npu: bool,
-    /// Why.
+    /// Why it does or does not.
     pub reason: String,
     /// Matrix products that the NPU has computed.
     pub products: u64,
-    /// Times that the NPU was given up after an error.
+    /// Fallbacks to the GPU after an error.
     pub fallbacks: u64,
 }
 

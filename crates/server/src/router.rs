@@ -148,7 +148,7 @@ pub(crate) fn routes(
     Ok(Routes { router: router.layer(middleware::from_fn(ollama::render_errors)), models, traces })
 }
 
-/// `GET /health`: the process runs; and which operations may run on an NPU, if the machine has any.
+/// `GET /health`: liveness, and the operations of loaded models that may run on an NPU, if there are any.
 async fn health(State(app): State<Arc<AppState>>) -> Json<Value> {
     let operations = app.machine.as_ref().map(|machine| machine.npu_operations()).unwrap_or_default();
     Json(match operations.is_empty() {

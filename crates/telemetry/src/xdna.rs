@@ -71,8 +71,8 @@ impl NpuGeneration {
     pub fn verdict(self) -> &'static str {
         match self {
             Self::Xdna1 => {
-                "it would not make replies faster: the GPU reads weights several times as fast. Indrik runs no model on \
-                 it; image encoding and embeddings at low power are what it could take over"
+                "it would not make replies faster: the GPU reads weights several times as fast. With --npu it \
+                 computes matrix products of image encoders and embedding models"
             }
             Self::Xdna2 => {
                 "Indrik does not drive this generation; FastFlowLM runs small models on it, at less power but more \

@@ -50,7 +50,7 @@ pub struct Arguments {
     /// Write the vectors to a file instead: f32, little-endian, one after the other
     #[arg(short, long, value_name = "FILE", conflicts_with = "json")]
     output: Option<PathBuf>,
-    /// Matrix products on AMD's NPU (XDNA1; not yet run on hardware by us)
+    /// Matrix products on AMD's NPU (XDNA1); not yet run on hardware by us
     #[arg(long, value_name = "WHEN", env = "INDRIK_NPU", default_value_t)]
     npu: NpuUse,
     /// Device, by index or part of its name

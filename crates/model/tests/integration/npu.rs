@@ -1,5 +1,5 @@
 //! Encoders whose products go to the NPU: through the fake driver to the array model, whose cores execute the overlay's
-//! program. What comes back is compared with the GPU's result, and faults at each call end with exactly that.
+//! program. Results are compared with the GPU's; after a fault at any call they equal them bit by bit.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use npu::{
 use crate::{common::Fixture, embeddings, images};
 
 /// The largest difference from the GPU's vectors, as a fraction of their length; and from its soft tokens, as a fraction
-/// of the largest. Values are rounded to 16 bits in each product: this is what it comes to in these models.
+/// of the largest: about three times what was measured. Each product rounds its values to 16 bits.
 const VECTOR_ERROR: f32 = 1e-4;
 const SOFT_TOKEN_ERROR: f32 = 2e-4;
 /// The same for logits, as a fraction of the largest.

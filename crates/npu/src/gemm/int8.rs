@@ -59,7 +59,7 @@ const KERNEL: GemmKernel = GemmKernel {
 const REQUANTISED: GemmKernel =
     GemmKernel { c: PingPong { addresses: [0xa000, 0xa800], empty: 4, full: 5 }, ..KERNEL };
 const SUMS: u32 = 0x8000;
-/// Control registers of rounding, to the nearest and halves to the even, and of saturation.
+/// Values of the control registers: rounding to the nearest with ties to even, and saturation.
 const NEAREST_EVEN: u32 = 12;
 const SATURATE: u32 = 1;
 
@@ -467,7 +467,7 @@ fn source(shift: Option<u8>) -> String {
     // The hardware loop ends with the last bundle, which has a name.
     let (body, body_end) = body.split_at(body.trim_end().rfind('\n').map_or(0, |at| at + 1));
     let (wait3, wait5, wait6) = (wait(3), wait(5), wait(6));
-    // Where sums are kept, and what becomes of them once they are complete.
+    // Where sums are kept, and how complete ones are rounded.
     let (sums, control, narrow) = match shift {
         None => ("r22", String::new(), String::new()),
         Some(shift) => {

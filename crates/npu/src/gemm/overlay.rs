@@ -43,12 +43,12 @@ impl InputType {
     }
 }
 
-/// What an overlay makes of its exact sums.
+/// Type of the elements of C, and how they are made from exact sums.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OutputType {
-    /// Itself, in 32 bits.
+    /// The sum, in 32 bits.
     Int32,
-    /// Divided by 2^shift, rounded to the nearest and halves to the even, within −128 to 127.
+    /// The sum divided by 2^shift, rounded to the nearest with ties to even, saturated to −128 to 127.
     Int8 {
         /// Bits that are shifted out, up to 31.
         shift: u8,
@@ -154,13 +154,13 @@ impl Overlay {
         Self::KNOWN.into_iter().find(|overlay| overlay.file == hash)
     }
 
-    /// Why a published overlay that this crate recognises cannot be used, by the hash of its xclbin.
+    /// Why a published overlay, recognised by the SHA-256 of its xclbin, cannot be used.
     pub fn why_not(file: &[u8]) -> Option<&'static str> {
         let hash: [u8; 32] = Sha256::digest(file).into();
         (hash == AMD_INT8).then_some(
-            "it is AMD's int8 overlay (RyzenAI-SW 2a3c4af, mladf_gemm_4x4_a8w8acc32): its file and its streams can be \
-             read, but weights in the order that it expects are not made here, and the array model does not know \
-             all of its cores' instructions, so nothing could check a result; `--overlay int8` computes the same kind of product",
+            "it is AMD's int8 overlay (RyzenAI-SW 2a3c4af, mladf_gemm_4x4_a8w8acc32), whose order of weights is not \
+             implemented and whose cores have instructions that the array model does not know; use \
+             `--overlay int8` for int8 products",
         )
     }
 

@@ -5,7 +5,7 @@ use telemetry::{NpuGeneration, System, VENDOR_AMD_CPU};
 use super::{Finding, Level};
 use crate::npu::NpuFacts;
 
-/// Findings about NPUs. No model runs on one, so nothing here is more than a note.
+/// Findings about NPUs. Indrik needs none, so they are only notes.
 pub fn findings(system: &System, facts: Option<&NpuFacts>) -> Vec<Finding> {
     let note = |text: String| Finding::new(Level::Note, "NPU", text);
     let mut findings = Vec::new();

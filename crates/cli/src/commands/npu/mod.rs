@@ -10,7 +10,7 @@ use clap::{Args, Subcommand};
 /// Pull overlays for AMD's NPU (XDNA1), and test it
 #[derive(Args)]
 #[command(after_help = "Example: indrik npu pull && indrik npu selftest\n\n\
-    `--npu` of `indrik serve`, `embed` and others lets models use it. docs/npu.md says what it could be good for; \
+    `--npu` of `indrik serve`, `embed` and others runs parts of models on it. docs/npu.md says what that is good for; \
     `indrik doctor` says whether this machine has one, and what keeps programs from using it.")]
 pub struct Arguments {
     #[command(subcommand)]

@@ -24,7 +24,7 @@ use crate::{
     output,
 };
 
-/// The longest that a command may take: a thousand times what the largest should.
+/// Maximum time of a command; one that takes longer is considered hung.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Multiply matrices on the NPU, compare them with the CPU, and measure

@@ -45,7 +45,7 @@ fn npu_gauges(npus: &[NpuSample]) -> impl Iterator<Item = Gauge> {
     })
 }
 
-/// What the NPU computes.
+/// Gauges of the operations that may run on the NPU.
 fn npu_operation_gauges(report: &npu::report::Report) -> impl Iterator<Item = Gauge> + use<> {
     let help = "1 if the NPU computes matrix products of the operation, 0 otherwise; /health says why";
     let active = report.operations().into_iter().map(move |state| Gauge {
@@ -58,7 +58,7 @@ fn npu_operation_gauges(report: &npu::report::Report) -> impl Iterator<Item = Ga
     let total = |name, help, value: u64| Gauge { name, help, label: None, value: value as f64 };
     active.chain([
         total("npu_products_total", "Matrix products that the NPU computed", products),
-        total("npu_fallbacks_total", "Times that the NPU was given up after an error", fallbacks),
+        total("npu_fallbacks_total", "Fallbacks from the NPU to the GPU after an error", fallbacks),
     ])
 }
 

@@ -168,7 +168,7 @@ settings! {
         allow_image_urls: bool, "allow-image-urls", "INDRIK_ALLOW_IMAGE_URLS", "false", "Fetch images of requests from http and https URLs, from public addresses only; otherwise images are data URLs";
         #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
         pan_and_scan: bool, "pan-and-scan", "INDRIK_PAN_AND_SCAN", "false", "Also encode up to four crops of wide or tall images: more detail, more prompt tokens";
-        npu: NpuUse, "npu", "INDRIK_NPU", "off", "Matrix products of embedding models and image encoders on AMD's NPU (XDNA1): auto if a self-test passes and they are faster there, force if it passes, attention for that of prompts too, or off; not yet run on hardware by us";
+        npu: NpuUse, "npu", "INDRIK_NPU", "off", "Matrix products of embedding models and image encoders on AMD's NPU (XDNA1): off, auto (if a self-test passes and they are faster there), force (if it passes), or attention (force, and attention of prompts too); not yet run on hardware by us";
         think: Think, "think", "INDRIK_THINK", "auto", "Whether the model thinks before it answers, unless a request says otherwise: on, off, or auto for the default of its chat template";
         metrics: MetricNames, "metrics", "INDRIK_METRICS", "indrik", "Metric names at /metrics: indrik, or vllm for both indrik's and vLLM's (for gateways, autoscalers, dashboards)";
         log_format: LogFormat, "log-format", "INDRIK_LOG_FORMAT", "text", "Log format: text, or json with one object per line";

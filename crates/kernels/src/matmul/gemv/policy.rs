@@ -273,7 +273,7 @@ pub fn with_sums_of(caps: &Caps, fragments: Fragments, shape: &Shape, one_column
     let fits = |plan: &Plan| {
         plan.threads <= caps.max_threads && plan.shared_bytes(shape) <= caps.max_shared_bytes && whole(plan)
     };
-    // Several columns have most reads of x.
+    // With several columns, most reads are of x, which two strips share.
     let strips = if has_two_strip_panels(caps, shape) { [2, min_strips] } else { [min_strips, min_strips] };
     let max_slices = match (x_in_shared, strips[0]) {
         (true, 2) => TWO_COLUMN_TWO_STRIP_SLICES,
@@ -297,7 +297,8 @@ pub fn with_sums_of(caps: &Caps, fragments: Fragments, shape: &Shape, one_column
     Plan { groups, ..plan }
 }
 
-/// The same on cooperative matrices, where that is faster: their sums of a half group are exact.
+/// The same on cooperative matrices, where they are supported and faster: their sums over a half group are exact, so
+/// that the order in which a driver adds them up changes no bit.
 fn on_matrices(caps: &Caps, fragments: Fragments, shape: &Shape, one_column: &Plan) -> Option<Plan> {
     let supported = shape.activations == Activations::Int16
         && matches!(shape.prologue, Prologue::None | Prologue::Factors)
@@ -340,7 +341,8 @@ fn has_two_strip_panels(caps: &Caps, shape: &Shape) -> bool {
     panels(shape, 2) * shape.splits >= caps.compute_units.unwrap_or(16)
 }
 
-/// Minimum columns for cooperative matrices: with three and four, an H200 is as fast or faster without.
+/// Minimum columns for cooperative matrices: verify steps of four rows gain 4% in int8 and lose 20% in int4 on an H200
+/// (docs/performance/experiments.md).
 const MIN_MATRIX_COLUMNS: usize = 5;
 
 /// Whether several columns can get the same sums as one on a device, whatever the plan of one. With little shared memory, a
