@@ -13,7 +13,7 @@ use text::{EncodedText, Tokenizer};
 use weights::{embedding::EmbeddingBlueprint, plan, stream, stream::Control};
 
 use crate::{
-    DeviceSelector, Error, LoadProgress, NpuSettings, Result, files,
+    DeviceSelector, Error, LoadProgress, NpuMode, NpuSettings, Result, files,
     load::{PROGRESS_INTERVAL, STEP_TIMEOUT, SetOnDrop},
     memory::device_memory,
 };
@@ -179,7 +179,11 @@ impl EmbeddingFiles {
                 encoder.prepare()?;
             }
             let (name, ..) = files::served_names(self.path(), None);
-            encoder.use_npu(&options.npu, &name)?;
+            if options.npu.mode() != NpuMode::Off
+                && let Err(error) = encoder.use_npu(&options.npu, &name)
+            {
+                tracing::warn!("the embedding model does not use the NPU: {error}");
+            }
             Ok(encoder)
         });
         Ok((loaded?, device.info().clone()))

@@ -25,7 +25,7 @@ use weights::{
 };
 
 use crate::{
-    DeviceSelector, Error, Model, ModelFiles, NpuSettings, Result, draft::DraftDemand, files,
+    DeviceSelector, Error, Model, ModelFiles, NpuMode, NpuSettings, Result, draft::DraftDemand, files,
     memory::device_memory,
 };
 
@@ -274,9 +274,8 @@ fn load(
     };
     let mut runner = with_prefix_disk(runner.with_step_timeout(options.step_timeout), files, options);
     let (name, ..) = files::served_names(files.path(), None);
-    runner.use_npu_for_images(&options.npu, &name)?;
-    if options.npu.attention() {
-        runner.use_npu_for_attention(&options.npu, &name);
+    if options.npu.mode() != NpuMode::Off {
+        use_npu(&mut runner, options, &name);
     }
     let runner = match &options.page_events {
         Some(queue) => runner.with_page_events(queue.clone()),
@@ -286,6 +285,23 @@ fn load(
     let (info, tier) = (device.info().clone(), device.caps().tier());
     let report = LoadReport { device: info, tier, seconds, tuned, heaps, kv_scheme: limits.kv_scheme };
     Ok((runners, report))
+}
+
+/// Lets the NPU compute what the options name. A model is worth more than the NPU: without it, the GPU computes all.
+fn use_npu(runner: &mut Runner, options: &Options, name: &str) {
+    if let Err(error) = runner.use_npu_for_images(&options.npu, name) {
+        tracing::warn!("the image encoder does not use the NPU: {error}");
+    }
+    match (options.npu.attention(), options.reproducible) {
+        // Steps of several sequences and short chunks run on the GPU, whose results differ in the fourth digit.
+        (true, true) => {
+            tracing::warn!(
+                "attention does not use the NPU: logits would depend on the batch, despite reproducible"
+            );
+        }
+        (true, false) => runner.use_npu_for_attention(&options.npu, name),
+        (false, _) => (),
+    }
 }
 
 /// The runner with the prefix cache on disk, if there is one.

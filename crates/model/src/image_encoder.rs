@@ -365,7 +365,10 @@ impl ImageEncoder {
         }
         if offload.is_used() {
             offload.store(&self.device, self.offloaded(|_| true))?;
-            self.cut = Some(self.record_cuts(&offload, self.programs.len() as u32)?);
+            // Storing may have failed, or the overlay may take none of the matrices.
+            if offload.is_used() {
+                self.cut = Some(self.record_cuts(&offload, self.programs.len() as u32)?);
+            }
             offload.log_decision();
         }
         self.offload = Some(offload);

@@ -62,6 +62,10 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
         add(Scheme::Int4, int16, (512, 5376), NORM, none, 1, &[2, 8]);
         add(Scheme::Int8, int16, (512, 6912), Prologue::None, none, 2, &[2, 4, 8]);
         add(Scheme::Int4Min, f32, (64, 640), Prologue::None, Epilogue::Swiglu, 1, &[4]);
+        // Panels of two strips, the last of which has one.
+        for scheme in [Scheme::Int8Min, Scheme::Int4] {
+            add(scheme, int16, (4232, 1152), Prologue::None, none, 1, &[5, 8]);
+        }
     }
     list
 }
