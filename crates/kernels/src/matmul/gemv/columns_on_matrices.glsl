@@ -1,10 +1,11 @@
-// Several columns at a time on cooperative matrices, for int16 activations. A slice is a subgroup. A matrix product adds up the
-// 16 products of a half group: of weights and bytes of x, whose sum is an exact integer in f32, in whatever order it is
-// computed. The rest is done in the order of gemv.comp without matrices: a column gets the same bits.
+// Several columns at a time on cooperative matrices, for int16 activations. A slice is a subgroup. A matrix product adds
+// up the 16 products of a half group: of weights and bytes of x, whose sum is an exact integer in f32, in whatever order
+// it is computed. The rest is done in the order of gemv.comp without matrices: a column gets the same bits.
 //
-// Operand A is 16 rows of weights, B 16 columns: the high bytes of eight columns of x, then the low ones. Both are converted
-// to f16 in registers; x is copied to shared memory first, since reads of it would wait for those of weights. The layout of fragments is `Fragments::FourThreadsPerRow`; the order of the values along K does not
-// matter, so thread t of four takes four neighbouring bytes of a half group, in the order of `bytes_to_halves`.
+// Operand A is 16 rows of weights, B 16 columns: the high bytes of eight columns of x, then the low ones. Both are
+// converted to f16 in registers. x is copied to shared memory first, since reads of it from memory would wait for those
+// of weights. The layout of fragments is `Fragments::FourThreadsPerRow`; the order of the values along K does not matter,
+// so thread t of four takes four neighbouring bytes of a half group, in the order of `bytes_to_halves`.
 #define MatrixA coopmat<float16_t, gl_ScopeSubgroup, 16, 16, gl_MatrixUseA>
 #define MatrixB coopmat<float16_t, gl_ScopeSubgroup, 16, 16, gl_MatrixUseB>
 #define MatrixSums coopmat<float, gl_ScopeSubgroup, 16, 16, gl_MatrixUseAccumulator>

@@ -13,7 +13,8 @@
 // With an epilogue, strips of gate and up alternate: a panel is a pair of them, combined into 16 values of
 // the gated product: half a group, which has its own scale as int16.
 //
-// At T2 several columns are multiplied on cooperative matrices: see columns_on_matrices.glsl.
+// At T2 several columns are multiplied on cooperative matrices: a thread holds bytes of two rows, and x passes through
+// shared memory. See columns_on_matrices.glsl.
 #include "common.glsl"
 #if TIER >= 2
 #extension GL_KHR_cooperative_matrix : require
@@ -36,8 +37,8 @@ layout(constant_id = 5) const uint EPILOGUE = 0;
 layout(constant_id = 6) const bool INT16_OUTPUT = false;
 // Strips per row panel: 2 with an epilogue.
 layout(constant_id = 7) const uint STRIPS = 1;
-// Quads of each column of x in shared memory, as int16; 0 if x is read from memory on demand. See
-// prologue.glsl.
+// Quads of each column of x that are in shared memory from the start, as int16: see prologue.glsl. 0 if x is read from
+// memory on demand, and at T2, which copies it per K-step.
 layout(constant_id = 8) const uint SHARED_X_QUADS = 0;
 // How they are obtained: 0 copies x; 1 norms the residual stream; 2 and 3 first add the sublayer output to
 // the stream, 2 after its own norm; 4 takes x and its factors from memory, where gemv_norm left them.
