@@ -292,15 +292,8 @@ fn use_npu(runner: &mut Runner, options: &Options, name: &str) {
     if let Err(error) = runner.use_npu_for_images(&options.npu, name) {
         tracing::warn!("the image encoder does not use the NPU: {error}");
     }
-    match (options.npu.attention(), options.reproducible) {
-        // Steps of several sequences and short chunks run on the GPU, whose results differ in the fourth digit.
-        (true, true) => {
-            tracing::warn!(
-                "attention does not use the NPU: logits would depend on the batch, despite reproducible"
-            );
-        }
-        (true, false) => runner.use_npu_for_attention(&options.npu, name),
-        (false, _) => (),
+    if options.npu.attention() {
+        runner.use_npu_for_attention(&options.npu, name);
     }
 }
 

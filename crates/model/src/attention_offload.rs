@@ -9,22 +9,23 @@
 //! The softmax is computed on the host, which has to scale the sums of the first product and to round the weights for
 //! the second anyway: on the GPU it would take two more copies of all scores.
 //!
-//! A step that fails is repeated by the GPU's own program; it writes the same keys and values again. What earlier chunks
-//! of a prompt have computed stays.
+//! A step that does not end on the NPU is repeated by the GPU's own program; it writes the same keys and values again. What
+//! earlier chunks of a prompt have computed stays.
 
 use std::{cell::RefCell, collections::HashMap, ops::Range, time::Duration};
 
-use checkpoint::Attention;
+use checkpoint::{Attention, Config};
 use gpu::{Buffer, Device, Memory, Program, Recorder};
 use half::f16;
 use kernels::{KvShape, Vectors};
-use npu::{linear::Linear, report::Operation, settings::Settings};
+use npu::{matmul::Declined, settings::Settings};
 use tensor::KvScheme;
 
 use crate::{
     Result,
     kv_cache::KvCache,
-    offload::{buffer_of, log_decision},
+    npu_operation::{Interruption, NpuOperation},
+    offload::host_buffer,
     programs::ProgramKey,
     runner::MAX_VERIFY_ROWS,
     state::Row,
@@ -36,55 +37,61 @@ const MAX_CONTEXT: u32 = 4096;
 
 /// A language model's attention on the NPU.
 pub(crate) struct AttentionOffload {
-    linear: Linear,
-    operation: Operation,
-    settings: Settings,
+    npu: NpuOperation,
+    copies: Option<HostCopies>,
+    /// They all use the same copies.
     steps: HashMap<ProgramKey, CutStep>,
+}
+
+/// The host's copies of a layer's queries and of attention's output, for the layers of all steps: they run one after the
+/// other.
+struct HostCopies {
+    /// Rows that they have room for.
+    rows: usize,
+    queries: Buffer,
+    output: Buffer,
 }
 
 /// Cuts a step where layers attend, while it is recorded.
 pub(crate) struct AttentionCuts<'a> {
     device: &'a Device,
+    copies: &'a HostCopies,
     cuts: RefCell<Vec<(Recorder, AttendingLayer)>>,
-    queries: RefCell<Vec<Buffer>>,
-    outputs: RefCell<Vec<Buffer>>,
 }
 
 /// A layer between two programs.
 struct AttendingLayer {
     number: u32,
     attention: Attention,
-    /// Indices of the host's copies.
-    queries: usize,
-    output: usize,
     /// Values from one row of the output to the next.
     output_stride: usize,
 }
 
 /// A step that is cut.
-struct CutStep {
+pub(crate) struct CutStep {
     stages: Vec<(Program, AttendingLayer)>,
     last: Program,
-    queries: Vec<Buffer>,
-    outputs: Vec<Buffer>,
 }
 
-/// How a step ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
-    Done,
-    /// The NPU does not take this step: the GPU has to run it.
-    Refused,
-    /// The NPU failed: the GPU has to run this step and all later ones.
-    GivenUp,
-}
-
-impl<'a> AttentionCuts<'a> {
-    pub fn new(device: &'a Device) -> Self {
-        let (cuts, queries, outputs) = Default::default();
-        Self { device, cuts, queries, outputs }
+impl HostCopies {
+    /// For steps of this many rows.
+    fn new(device: &Device, config: &Config, rows: usize) -> Result<Self> {
+        let bytes = Self::bytes(config, rows);
+        let queries = host_buffer(device, "queries for the NPU", Memory::Readback, bytes)?;
+        let mut output = host_buffer(device, "attention of the NPU", Memory::Upload, bytes)?;
+        // Rows that are not in use are copied too.
+        output.bytes_mut()?.fill(0);
+        Ok(Self { rows, queries, output })
     }
 
+    /// Bytes of each of the two: f32, in the widest layer, whose rows begin at multiples of four values.
+    fn bytes(config: &Config, rows: usize) -> u64 {
+        let widest = config.attentions().map(|attention| attention.query_rows()).max().unwrap_or(0);
+        u64::from(widest.next_multiple_of(4)) * rows as u64 * 4
+    }
+}
+
+impl AttentionCuts<'_> {
     /// Ends the program with a copy of the queries, and begins one with a copy of attention's output.
     pub fn cut(
         &self,
@@ -95,40 +102,43 @@ impl<'a> AttentionCuts<'a> {
         output: (&Vectors, &Buffer),
     ) -> Result<()> {
         let (vectors, floats) = output;
-        let queries = buffer_of(self.device, &self.queries, Memory::Readback, q.len())?;
-        let output = buffer_of(self.device, &self.outputs, Memory::Upload, floats.len())?;
-        recorder.copy("queries for the NPU", q, &self.queries.borrow()[queries])?;
+        recorder.copy("queries for the NPU", q, self.copies.queries.slice(0..q.len())?)?;
         let mut next = self.device.recorder()?;
-        next.copy("attention of the NPU", &self.outputs.borrow()[output], floats)?;
-        let output_stride = vectors.stride();
-        let layer = AttendingLayer { number, attention: *attention, queries, output, output_stride };
+        next.copy("attention of the NPU", self.copies.output.slice(0..floats.len())?, floats)?;
+        let layer = AttendingLayer { number, attention: *attention, output_stride: vectors.stride() };
         self.cuts.borrow_mut().push((std::mem::replace(recorder, next), layer));
         Ok(())
     }
 
     /// Compiles and seals the step, whose last recorder is given.
-    fn seal(self, last: Recorder) -> Result<CutStep> {
+    pub fn seal(self, last: Recorder) -> Result<CutStep> {
         let cuts = self.cuts.into_inner();
         let recorders = cuts.iter().map(|(recorder, _)| recorder).chain([&last]);
         let pipelines: Vec<_> = recorders.flat_map(|recorder| recorder.pipelines()).collect();
         self.device.compile(&pipelines)?;
         let stages = cuts.into_iter().map(|(recorder, layer)| Ok((recorder.seal()?, layer)));
-        let stages = stages.collect::<Result<Vec<_>>>()?;
-        let (queries, outputs) = (self.queries.into_inner(), self.outputs.into_inner());
-        Ok(CutStep { stages, last: last.seal()?, queries, outputs })
+        Ok(CutStep { stages: stages.collect::<Result<Vec<_>>>()?, last: last.seal()? })
     }
 }
 
 impl AttentionOffload {
-    /// Tests the NPU for the attention of a model.
-    pub fn start(settings: &Settings, model: &str, scheme: KvScheme) -> Self {
-        let (mut linear, operation) = settings.start(&format!("attention of {model}"));
-        if linear.matmul().decision().uses_npu && scheme == KvScheme::Int8 {
-            linear.matmul_mut().give_up("the KV cache is int8; use --kv f16");
-            operation.decide(linear.matmul().decision());
-        }
-        log_decision(settings, &operation);
-        Self { linear, operation, settings: settings.clone(), steps: HashMap::new() }
+    /// Tests the NPU for the attention of a model, unless its options exclude that.
+    pub fn start(settings: &Settings, model: &str, scheme: KvScheme, reproducible: bool) -> Self {
+        let name = format!("attention of {model}");
+        let npu = match (reproducible, scheme) {
+            // Steps of several sequences and short chunks run on the GPU, whose results differ in the fourth digit.
+            (true, _) => NpuOperation::without(
+                settings,
+                &name,
+                "logits would depend on the batch, but they are to be reproducible",
+            ),
+            (_, KvScheme::Int8) => {
+                NpuOperation::without(settings, &name, "the KV cache is int8; use --kv f16")
+            }
+            _ => NpuOperation::start(settings, &name),
+        };
+        npu.log_decision();
+        Self { npu, copies: None, steps: HashMap::new() }
     }
 
     /// Whether the NPU takes a prefill step of these rows: they belong to one sequence, and are more than a verify step
@@ -136,7 +146,7 @@ impl AttentionOffload {
     pub fn takes(&self, rows: &[Row]) -> bool {
         let same = rows.iter().all(|row| row.slot == rows[0].slot);
         let last = rows.iter().map(|row| row.last_visible).max().unwrap_or(0);
-        self.linear.matmul().decision().uses_npu && rows.len() > MAX_VERIFY_ROWS && same && last < MAX_CONTEXT
+        self.npu.is_used() && rows.len() > MAX_VERIFY_ROWS && same && last < MAX_CONTEXT
     }
 
     /// Whether a step has been recorded.
@@ -144,10 +154,27 @@ impl AttentionOffload {
         self.steps.contains_key(&key)
     }
 
+    /// Cuts for a step of this many rows. If earlier steps were shorter, the host's copies are replaced by longer ones.
+    pub fn cuts<'a>(
+        &'a mut self,
+        device: &'a Device,
+        config: &Config,
+        rows: usize,
+    ) -> Result<AttentionCuts<'a>> {
+        let copies = match self.copies.take().filter(|copies| copies.rows >= rows) {
+            Some(copies) => copies,
+            None => {
+                // They keep the shorter copies in memory, and are recorded again when they are used.
+                self.steps.clear();
+                HostCopies::new(device, config, rows)?
+            }
+        };
+        Ok(AttentionCuts { device, copies: self.copies.insert(copies), cuts: RefCell::default() })
+    }
+
     /// Adds a recorded step.
-    pub fn add(&mut self, key: ProgramKey, cuts: AttentionCuts<'_>, last: Recorder) -> Result<()> {
-        self.steps.insert(key, cuts.seal(last)?);
-        Ok(())
+    pub fn add(&mut self, key: ProgramKey, step: CutStep) {
+        self.steps.insert(key, step);
     }
 
     /// Runs a step whose inputs have been written.
@@ -158,10 +185,10 @@ impl AttentionOffload {
         cache: &KvCache,
         device: &Device,
         timeout: Duration,
-    ) -> Result<Outcome> {
-        let Self { linear, operation, steps, .. } = self;
-        let Some(CutStep { stages, last, queries, outputs }) = steps.get_mut(&key) else {
-            return Ok(Outcome::Refused);
+    ) -> Result<(), Interruption> {
+        let Self { npu, copies, steps } = self;
+        let (Some(CutStep { stages, last }), Some(copies)) = (steps.get(&key), copies) else {
+            return Err(Declined::Refused("the step was not recorded".to_owned()).into());
         };
         let submit = |program: &Program| -> Result<()> {
             let ticket = device.submit(&[program])?;
@@ -169,43 +196,34 @@ impl AttentionOffload {
         };
         for (program, layer) in stages {
             submit(program)?;
-            let Some(attended) = layer.attend(linear, operation, &queries[layer.queries], rows, cache)?
-            else {
-                return Ok(self.refused());
-            };
+            let attended = layer.attend(npu, &copies.queries, rows, cache)?;
             let width = layer.attention.query_rows() as usize;
-            let values: &mut [f32] = bytemuck::cast_slice_mut(outputs[layer.output].bytes_mut()?);
+            let values: &mut [f32] = bytemuck::cast_slice_mut(copies.output.bytes_mut()?);
             for (row, attended) in attended.chunks_exact(width).enumerate() {
                 values[row * layer.output_stride..][..width].copy_from_slice(attended);
             }
         }
-        submit(last)?;
-        Ok(Outcome::Done)
+        Ok(submit(last)?)
     }
 
-    fn refused(&mut self) -> Outcome {
-        let decision = self.linear.matmul().decision();
-        if decision.uses_npu {
-            return Outcome::Refused;
-        }
-        self.operation.fall_back(decision);
-        self.settings.give_up(&decision.reason);
-        tracing::warn!(reason = decision.reason, "the NPU is no longer used; the GPU repeats the step");
+    /// A step did not end on the NPU: see [`NpuOperation::fall_back`].
+    pub fn fall_back(&mut self, interruption: Interruption) -> Result<()> {
+        self.npu.fall_back(interruption)?;
         self.steps.clear();
-        Outcome::GivenUp
+        self.copies = None;
+        Ok(())
     }
 }
 
 impl AttendingLayer {
-    /// softmax(queries · keysᵀ) · values for all rows and heads; `None` if the NPU does not compute it.
+    /// softmax(queries · keysᵀ) · values for all rows and heads.
     fn attend(
         &self,
-        linear: &mut Linear,
-        operation: &Operation,
+        npu: &mut NpuOperation,
         queries: &Buffer,
         rows: &[Row],
         cache: &KvCache,
-    ) -> Result<Option<Vec<f32>>> {
+    ) -> Result<Vec<f32>, Interruption> {
         let Attention { heads, kv_heads, head_dim, .. } = self.attention;
         let (heads, head_dim) = (heads as usize, head_dim as usize);
         let group = heads / kv_heads as usize;
@@ -242,23 +260,17 @@ impl AttendingLayer {
             let pairs = || (0..rows.len()).flat_map(|row| own.clone().map(move |head| (row, head)));
             let queries_of_head: Vec<f32> =
                 pairs().flat_map(|(row, head)| q[at(row, head)..][..head_dim].iter().copied()).collect();
-            let Some(mut scores) = linear.multiply_once(head_dim, &queries_of_head, &keys_of_head) else {
-                return Ok(None);
-            };
-            operation.count();
+            let mut scores = npu.multiply_once(head_dim, &queries_of_head, &keys_of_head)?;
             for ((row, _), scores) in pairs().zip(scores.chunks_exact_mut(context)) {
                 let range = &visible[row];
                 softmax(scores, (range.start - first) as usize..(range.end - first) as usize);
             }
-            let Some(output) = linear.multiply_once(context, &scores, &values_of_head) else {
-                return Ok(None);
-            };
-            operation.count();
+            let output = npu.multiply_once(context, &scores, &values_of_head)?;
             for ((row, head), output) in pairs().zip(output.chunks_exact(head_dim)) {
                 attended[at(row, head)..][..head_dim].copy_from_slice(output);
             }
         }
-        Ok(Some(attended))
+        Ok(attended)
     }
 
     /// Positions that a row sees.

@@ -24,6 +24,7 @@ use weights::vision::{VisionMatrix, VisionWeights};
 use crate::{
     Error, Image, Result,
     loaded::MatrixUnits,
+    npu_operation::Interruption,
     offload::{self, CutPrograms, Offload, RowCounts},
     state::TIMEOUT,
 };
@@ -320,8 +321,8 @@ impl ImageEncoder {
         self.soft_tokens.insert(&batch.images, needed, &self.scratch.soft, self.timeout)
     }
 
-    /// The same with the NPU. False if the GPU has to run the layers: the NPU is not used, or it failed and the batch has
-    /// been started again.
+    /// The same with the NPU. False if the GPU has to run the layers: the NPU is not used, or the batch did not end there and
+    /// has been started again.
     fn run_layers_on_npu(&mut self, needed: &[Image], budget: Duration) -> Result<bool> {
         let start = Instant::now();
         let (Some(batch), Some(offload), Some(cut)) = (&mut self.batch, &mut self.offload, &mut self.cut)
@@ -330,20 +331,14 @@ impl ImageEncoder {
         };
         let counts = row_counts(&batch.images);
         while batch.layers_done < cut.layers() {
-            match cut.run(&self.device, offload, batch.layers_done, counts, self.timeout) {
-                Ok(true) => batch.layers_done += 1,
-                Ok(false) => {
-                    offload.fall_back();
-                    self.cut = None;
-                    let images = std::mem::take(&mut batch.images);
-                    self.batch = None;
-                    return self.start(images).map(|()| false);
-                }
-                Err(error) => {
-                    self.batch = None;
-                    return Err(error);
-                }
+            let layer = cut.run(&self.device, offload, batch.layers_done, counts, self.timeout);
+            if let Err(interruption) = layer {
+                let images = std::mem::take(&mut batch.images);
+                (self.batch, self.cut) = (None, None);
+                offload.fall_back(interruption)?;
+                return self.start(images).map(|()| false);
             }
+            batch.layers_done += 1;
             if start.elapsed() >= budget {
                 break;
             }
@@ -358,20 +353,30 @@ impl ImageEncoder {
     /// in reports. The weights must have been filled.
     pub fn use_npu(&mut self, settings: &Settings, model: &str) -> Result<()> {
         let mut offload = Offload::start(settings, &format!("image encoder of {model}"));
+        match self.prepare_npu(&mut offload) {
+            Ok(()) => offload.log_decision(),
+            Err(interruption) => offload.fall_back(interruption)?,
+        }
+        self.offload = Some(offload);
+        Ok(())
+    }
+
+    /// Compares the speed where that decides, stores the matrices, and records the programs that are cut at them.
+    fn prepare_npu(&mut self, offload: &mut Offload) -> Result<(), Interruption> {
         if offload.needs_comparison() {
             // Those of other layers are stored only if the NPU is faster.
             offload.store(&self.device, self.offloaded(is_of_first_program))?;
-            self.compare_with_npu(&mut offload)?;
+            if offload.is_used() {
+                self.compare_with_npu(offload)?;
+            }
         }
         if offload.is_used() {
             offload.store(&self.device, self.offloaded(|_| true))?;
-            // Storing may have failed, or the overlay may take none of the matrices.
-            if offload.is_used() {
-                self.cut = Some(self.record_cuts(&offload, self.programs.len() as u32)?);
-            }
-            offload.log_decision();
         }
-        self.offload = Some(offload);
+        // Storing may have failed, or the overlay may take none of the matrices.
+        if offload.is_used() {
+            self.cut = Some(self.record_cuts(offload, self.programs.len() as u32)?);
+        }
         Ok(())
     }
 
@@ -392,24 +397,16 @@ impl ImageEncoder {
     }
 
     /// Runs the first program for an image of the largest size with the NPU and without, and decides by the times.
-    fn compare_with_npu(&mut self, offload: &mut Offload) -> Result<()> {
+    fn compare_with_npu(&mut self, offload: &mut Offload) -> Result<(), Interruption> {
         let grid = Grid::largest(&self.config);
         self.scratch.write_images(&[grid], self.config.pooled_patches)?;
         let (all, side) = (grid.patches() as usize, self.config.pooled_patches as usize);
         let counts = RowCounts { all, pooled: all / side.pow(2) };
         let mut cut = self.record_cuts(offload, 1)?;
         let npu = offload::shortest(|| cut.run(&self.device, offload, 0, counts, self.timeout))?;
-        let Some(npu) = npu else {
-            offload.fall_back();
-            return Ok(());
-        };
         let program = &self.programs[0];
-        let gpu = offload::shortest(|| Ok(program.run(self.timeout).map(|()| true)?))?;
-        let image = format!("the first layer, for an image of {all} patches,");
-        offload.compare(&image, npu, gpu.unwrap_or(Duration::ZERO));
-        if !offload.is_used() {
-            offload.log_decision();
-        }
+        let gpu = offload::shortest(|| program.run(self.timeout))?;
+        offload.compare(&format!("the first layer, for an image of {all} patches,"), npu, gpu);
         Ok(())
     }
 

@@ -63,6 +63,7 @@ pub mod language;
 mod limits;
 mod loaded;
 pub mod measure;
+mod npu_operation;
 mod offload;
 mod pacer;
 pub mod pages;

@@ -6,8 +6,9 @@
 //! GPU program ─ copy of x ─▶ host: round to 16 bits ─▶ NPU ─▶ host: scale ─ copy to y ─▶ GPU program ─ …
 //! ```
 //!
-//! A batch that starts on the NPU and fails is repeated from its start by the GPU's own programs, so that its result is
-//! the GPU's bit by bit. From then on the NPU is not used.
+//! A batch that starts on the NPU and does not end there, whether a product failed or the GPU's part of it, is repeated from
+//! its start by the GPU's own programs, so that its result is the GPU's bit by bit. From then on the encoder does not use
+//! the NPU.
 
 use std::{
     cell::RefCell,
@@ -18,22 +19,23 @@ use gpu::{Arena, Buffer, Device, Lifetime, Memory, Program, Recorder};
 use half::f16;
 use kernels::{F16_UNIT, Matrix, OutputFormat, Target, VectorData, Vectors, f16_at};
 use npu::{
-    linear::{Linear, Weights},
-    matmul::Mode,
-    report::Operation,
+    linear::Weights,
+    matmul::{Computed, Declined},
     settings::Settings,
 };
 
-use crate::{Result, state::TIMEOUT};
+use crate::{
+    Result,
+    npu_operation::{Interruption, NpuOperation},
+    state::TIMEOUT,
+};
 
 /// Timed runs of a benchmark, of which the shortest counts. One untimed warm-up run comes first.
 const REPETITIONS: usize = 3;
 
 /// An encoder's products on the NPU.
 pub(crate) struct Offload {
-    linear: Linear,
-    operation: Operation,
-    settings: Settings,
+    npu: NpuOperation,
     /// By the index of the encoder's matrix; `None` where the GPU multiplies it.
     weights: Vec<Option<Weights>>,
 }
@@ -56,85 +58,71 @@ pub(crate) struct RowCounts {
 
 impl Offload {
     /// Tests the NPU for an operation, such as `embeddings of all-minilm`. [`Self::store`] has to follow, and with
-    /// [`Mode::Auto`] before that [`Self::compare`].
+    /// [`Mode::Auto`](npu::matmul::Mode::Auto) before that [`Self::compare`].
     pub fn start(settings: &Settings, operation: &str) -> Self {
-        let (linear, operation) = settings.start(operation);
-        let offload = Self { linear, operation, settings: settings.clone(), weights: vec![] };
-        if !offload.is_used() {
-            offload.log_decision();
-        }
-        offload
+        Self { npu: NpuOperation::start(settings, operation), weights: vec![] }
     }
 
-    /// Stores the wanted matrices for the NPU, unless they are stored already.
+    /// Stores the wanted matrices for the NPU, unless they are stored already. The GPU multiplies those that the NPU does
+    /// not take.
     pub fn store<'a>(
         &mut self,
         device: &Device,
         matrices: impl Iterator<Item = (bool, &'a Matrix)>,
     ) -> Result<()> {
+        let mut refusal = None;
         for (number, (is_wanted, matrix)) in matrices.enumerate() {
             if self.weights.len() <= number {
                 self.weights.push(None);
             }
             if is_wanted && self.is_used() && self.weights[number].is_none() {
                 let weights = read_matrix(device, matrix)?;
-                self.weights[number] = self.linear.store(matrix.layout().k, &weights);
+                match self.npu.linear().store(matrix.layout().k, &weights) {
+                    Ok(weights) => self.weights[number] = Some(weights),
+                    Err(declined) => refusal = Some(declined),
+                }
             }
         }
         if self.is_used() && self.weights.iter().all(Option::is_none) {
-            self.linear.matmul_mut().give_up("the overlay takes none of the model's matrices");
+            let reason = refusal.map_or(String::new(), |refusal| format!(": {refusal}"));
+            self.npu.give_up(format!("it takes none of the model's matrices{reason}"));
         }
-        self.operation.decide(self.linear.matmul().decision());
+        self.npu.report_decision();
         Ok(())
     }
 
     /// Whether the NPU is used now.
     pub fn is_used(&self) -> bool {
-        self.linear.matmul().decision().uses_npu
+        self.npu.is_used()
     }
 
     /// Whether [`Self::compare`] has to decide.
     pub fn needs_comparison(&self) -> bool {
-        self.is_used() && self.linear.matmul().mode() == Mode::Auto
+        self.npu.needs_comparison()
     }
 
     /// Decides by the times of a batch with and without the NPU.
     pub fn compare(&mut self, batch: &str, npu: Duration, gpu: Duration) {
-        self.linear.matmul_mut().compare(batch, npu, gpu);
-        self.operation.decide(self.linear.matmul().decision());
+        self.npu.linear().matmul_mut().compare(batch, npu, gpu);
+        self.npu.report_decision();
     }
 
-    /// A product on the NPU failed: gives the NPU up, and counts and logs the fallback.
-    pub fn fall_back(&mut self) {
-        if self.is_used() {
-            // Not an error of the NPU: the overlay took these weights, but not a product of this shape.
-            self.linear.matmul_mut().give_up("the overlay does not take a product of this many rows");
-        }
-        let decision = self.linear.matmul().decision();
-        self.operation.fall_back(decision);
-        self.settings.give_up(&decision.reason);
-        tracing::warn!(
-            operation = self.name(),
-            reason = decision.reason,
-            "the NPU is no longer used; the GPU computes the whole batch"
-        );
+    /// A run did not end on the NPU: see [`NpuOperation::fall_back`].
+    pub fn fall_back(&mut self, interruption: Interruption) -> Result<()> {
+        self.npu.fall_back(interruption)?;
+        self.weights.clear();
+        Ok(())
     }
 
     /// Logs where products are computed, and why.
     pub fn log_decision(&self) {
-        log_decision(&self.settings, &self.operation);
+        self.npu.log_decision();
     }
 
-    fn name(&self) -> String {
-        self.operation.state().map_or(String::new(), |state| state.name)
-    }
-
-    /// y = x · Wᵀ for the matrix with this index; `None` if the NPU has been given up.
-    fn multiply(&mut self, matrix: usize, x: &[f32]) -> Option<Vec<f32>> {
-        let weights = self.weights.get(matrix)?.as_ref()?;
-        let y = self.linear.multiply(x, weights)?;
-        self.operation.count();
-        Some(y)
+    /// y = x · Wᵀ for the matrix with this index.
+    fn multiply(&mut self, matrix: usize, x: &[f32]) -> Computed<Vec<f32>> {
+        let weights = self.weights.get(matrix).and_then(Option::as_ref).ok_or(Declined::NotUsed)?;
+        self.npu.multiply(x, weights)
     }
 
     /// Cuts programs where the NPU multiplies.
@@ -144,23 +132,10 @@ impl Offload {
     }
 }
 
-/// Logs where the products of an operation are computed, and why.
-pub(crate) fn log_decision(settings: &Settings, operation: &Operation) {
-    let Some(state) = operation.state() else { return };
-    let (operation, reason) = (&state.name, &state.decision.reason);
-    match (state.decision.uses_npu, settings.mode()) {
-        (true, _) => tracing::info!(operation, reason, "the NPU is used"),
-        (false, Mode::Force) => tracing::warn!(operation, reason, "the NPU is not used"),
-        (false, Mode::Auto) => tracing::info!(operation, reason, "the NPU is not used"),
-        (false, Mode::Off) => tracing::debug!(operation, reason, "the NPU is not used"),
-    }
-}
-
 /// The weights of a matrix, as kernels dequantise them.
 fn read_matrix(device: &Device, matrix: &Matrix) -> Result<Vec<f32>> {
     let read = |buffer: &Buffer| -> Result<Vec<u8>> {
-        let mut arena = Arena::new(device, Lifetime::Staging, Memory::Readback);
-        let copy = arena.buffer("weights for the NPU", buffer.len())?;
+        let copy = host_buffer(device, "weights for the NPU", Memory::Readback, buffer.len())?;
         let mut recorder = device.recorder()?;
         recorder.copy("weights for the NPU", buffer, &copy)?;
         recorder.seal()?.run(TIMEOUT)?;
@@ -284,25 +259,23 @@ impl Cuts<'_> {
 }
 
 /// The index of a buffer with this length, for any product: they run one after the other.
-pub(crate) fn buffer_of(
-    device: &Device,
-    buffers: &RefCell<Vec<Buffer>>,
-    memory: Memory,
-    bytes: u64,
-) -> Result<usize> {
+fn buffer_of(device: &Device, buffers: &RefCell<Vec<Buffer>>, memory: Memory, bytes: u64) -> Result<usize> {
     let mut buffers = buffers.borrow_mut();
     if let Some(index) = buffers.iter().position(|buffer| buffer.len() == bytes) {
         return Ok(index);
     }
-    // In its own arena, which can be mapped while others are in use.
-    let mut arena = Arena::new(device, Lifetime::Staging, memory);
-    let mut buffer = arena.buffer("rows for the NPU", bytes)?;
+    let mut buffer = host_buffer(device, "rows for the NPU", memory, bytes)?;
     if memory == Memory::Upload {
         // Rows that are not in use are copied too.
         buffer.bytes_mut()?.fill(0);
     }
     buffers.push(buffer);
     Ok(buffers.len() - 1)
+}
+
+/// A buffer for the host in a block of its own, which can be mapped while others are in use.
+pub(crate) fn host_buffer(device: &Device, what: &str, memory: Memory, bytes: u64) -> Result<Buffer> {
+    Ok(Arena::new(device, Lifetime::Staging, memory).with_block_size(bytes).buffer(what, bytes)?)
 }
 
 /// The programs of all layers, cut at products.
@@ -318,7 +291,7 @@ impl CutPrograms {
         self.layers.len()
     }
 
-    /// Runs a layer. False if the NPU failed: then what the layer should have written is undefined.
+    /// Runs a layer. After an interruption, what it should have written is undefined.
     pub fn run(
         &mut self,
         device: &Device,
@@ -326,7 +299,7 @@ impl CutPrograms {
         layer: usize,
         counts: RowCounts,
         timeout: Duration,
-    ) -> Result<bool> {
+    ) -> Result<(), Interruption> {
         let Self { layers, inputs, outputs } = self;
         for stage in &layers[layer] {
             let product = match stage {
@@ -345,10 +318,10 @@ impl CutPrograms {
                 continue;
             }
             let x = product.read(&inputs[product.input], rows)?;
-            let Some(y) = offload.multiply(product.matrix, &x) else { return Ok(false) };
+            let y = offload.multiply(product.matrix, &x)?;
             product.write(&mut outputs[product.output], &y, rows)?;
         }
-        Ok(true)
+        Ok(())
     }
 }
 
@@ -381,19 +354,17 @@ impl Product {
     }
 }
 
-/// The shortest of several runs, after one that does not count. `None` if a run returns false.
-pub(crate) fn shortest(mut run: impl FnMut() -> Result<bool>) -> Result<Option<Duration>> {
+/// The shortest of several runs, after one that does not count.
+pub(crate) fn shortest<E>(mut run: impl FnMut() -> Result<(), E>) -> Result<Duration, E> {
     let mut shortest = Duration::MAX;
     for repetition in 0..=REPETITIONS {
         let start = Instant::now();
-        if !run()? {
-            return Ok(None);
-        }
+        run()?;
         if repetition > 0 {
             shortest = shortest.min(start.elapsed());
         }
     }
-    Ok(Some(shortest))
+    Ok(shortest)
 }
 
 /// The index of a matrix among those of an encoder.

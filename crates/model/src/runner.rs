@@ -20,10 +20,11 @@ use kernels::{matmul::gemv, sample::Features};
 
 use crate::{
     Error, Image, ImageEncoder, Limits, Model, Result, Sampled, Sampling, SetupTime,
-    attention_offload::{AttentionCuts, AttentionOffload, Outcome},
+    attention_offload::AttentionOffload,
     bucket::{bucket, buckets},
     image::{image_blocks, is_image_token},
     kv_cache::KvCache,
+    npu_operation::Interruption,
     pacer::{self, Estimator, Pacer, StepExtent},
     pages::{PageEventQueue, Sequence},
     programs::{Output, ProgramCache, ProgramKey, Sources},
@@ -422,22 +423,28 @@ impl Runner {
         Ok(())
     }
 
-    /// Runs a step whose inputs have been written with its attention on the NPU. False if that is not used, or does not
-    /// take the step: the GPU has to run all of it.
+    /// Runs a step whose inputs have been written with its attention on the NPU. False if that is not used, or the step did
+    /// not end there: the GPU has to run all of it.
     fn attend_on_npu(&mut self, key: ProgramKey, rows: &[Row]) -> Result<bool> {
         let takes = |attention: &&mut AttentionOffload| key.batch == Batch::Prefill && attention.takes(rows);
         let Self { model, cache, state, sampler, programs, pacer, encoder, attention, step_timeout, .. } =
             self;
         let Some(attention) = attention.as_mut().filter(takes) else { return Ok(false) };
-        if !attention.has(key) {
-            let soft_tokens = encoder.as_ref().map(ImageEncoder::soft_tokens);
-            let mut sources = Sources { model, cache, state, sampler, pacer, soft_tokens };
-            let cuts = AttentionCuts::new(&model.device);
-            let last = programs.record_cut(&mut sources, key, &cuts)?;
-            attention.add(key, cuts, last)?;
+        let mut run = || -> Result<(), Interruption> {
+            if !attention.has(key) {
+                let soft_tokens = encoder.as_ref().map(ImageEncoder::soft_tokens);
+                let mut sources = Sources { model, cache, state, sampler, pacer, soft_tokens };
+                let cuts = attention.cuts(&model.device, &model.config, key.bucket)?;
+                let last = programs.record_cut(&mut sources, key, &cuts)?;
+                let step = cuts.seal(last)?;
+                attention.add(key, step);
+            }
+            attention.run(key, rows, cache, &model.device, *step_timeout)
+        };
+        match run() {
+            Ok(()) => Ok(true),
+            Err(interruption) => attention.fall_back(interruption).map(|()| false),
         }
-        let outcome = attention.run(key, rows, cache, &model.device, *step_timeout)?;
-        Ok(outcome == Outcome::Done)
     }
 
     fn run(&self, key: ProgramKey, extent: &StepExtent, steps: usize) -> Result<Duration> {
@@ -559,9 +566,11 @@ impl Runner {
         self
     }
 
-    /// Attention of prefill chunks runs on the NPU from now on, if its tests allow that. `model` is its name in reports.
+    /// Attention of prefill chunks runs on the NPU from now on, if its tests allow that and logits need not be
+    /// reproducible. `model` is its name in reports.
     pub fn use_npu_for_attention(&mut self, settings: &npu::settings::Settings, model: &str) {
-        self.attention = Some(AttentionOffload::start(settings, model, self.cache.limits().kv_scheme));
+        let (scheme, reproducible) = (self.cache.limits().kv_scheme, self.model.is_reproducible());
+        self.attention = Some(AttentionOffload::start(settings, model, scheme, reproducible));
     }
 
     /// The image encoder, if there is one, computes products on the NPU from now on, if the settings, its tests and its

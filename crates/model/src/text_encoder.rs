@@ -33,6 +33,7 @@ use weights::{
 use crate::{
     Error, Result,
     loaded::{MatrixUnits, RopeTables, rope_tables},
+    npu_operation::Interruption,
     offload::{self, CutPrograms, Offload, RowCounts},
     state::TIMEOUT,
 };
@@ -311,50 +312,72 @@ impl TextEncoder {
         Ok(())
     }
 
-    /// The same with the NPU. False if the GPU has to run all layers: the NPU is not used, or it failed.
+    /// The same with the NPU. False if the GPU has to run all layers: the NPU is not used, or the batch did not end there.
     fn run_on_npu(
         &mut self,
         number: usize,
         counts: RowCounts,
         proceed: &mut dyn FnMut(usize) -> bool,
     ) -> Result<bool> {
-        let Some(offload) = self.offload.as_ref().filter(|offload| offload.is_used()) else {
-            return Ok(false);
+        let Some(mut offload) = self.offload.take_if(|offload| offload.is_used()) else { return Ok(false) };
+        let run = self.run_cuts(&mut offload, number, counts, proceed);
+        let outcome = match run {
+            Ok(()) => Ok(true),
+            Err(interruption) => offload.fall_back(interruption).map(|()| {
+                self.buckets.iter_mut().for_each(|bucket| bucket.cut = None);
+                false
+            }),
         };
-        if self.buckets[number].cut.is_none() {
-            let cut = self.record_cuts(number, offload, self.config.layer_count())?;
-            self.buckets[number].cut = Some(cut);
-        }
-        let (Some(offload), Some(cut)) = (&mut self.offload, &mut self.buckets[number].cut) else {
-            return Ok(false);
+        self.offload = Some(offload);
+        outcome
+    }
+
+    /// Runs the layers, cut where the NPU multiplies.
+    fn run_cuts(
+        &mut self,
+        offload: &mut Offload,
+        number: usize,
+        counts: RowCounts,
+        proceed: &mut dyn FnMut(usize) -> bool,
+    ) -> Result<(), Interruption> {
+        let recorded = match self.buckets[number].cut.take() {
+            Some(cut) => cut,
+            None => self.record_cuts(number, offload, self.config.layer_count())?,
         };
+        let cut = self.buckets[number].cut.insert(recorded);
         for layer in 0..cut.layers() {
             if !proceed(layer) {
-                return Err(Error::Cancelled);
+                return Err(Error::Cancelled.into());
             }
-            if !cut.run(&self.device, offload, layer, counts, self.timeout)? {
-                offload.fall_back();
-                self.buckets.iter_mut().for_each(|bucket| bucket.cut = None);
-                return Ok(false);
-            }
+            cut.run(&self.device, offload, layer, counts, self.timeout)?;
         }
-        Ok(true)
+        Ok(())
     }
 
     /// Computes products on the NPU from now on, if the settings, its tests and its speed allow that. `model` is its name
     /// in reports.
     pub fn use_npu(&mut self, settings: &Settings, model: &str) -> Result<()> {
         let mut offload = Offload::start(settings, &format!("embeddings of {model}"));
+        match self.prepare_npu(&mut offload) {
+            Ok(()) => offload.log_decision(),
+            Err(interruption) => offload.fall_back(interruption)?,
+        }
+        self.offload = Some(offload);
+        Ok(())
+    }
+
+    /// Compares the speed where that decides, and stores the matrices.
+    fn prepare_npu(&mut self, offload: &mut Offload) -> Result<(), Interruption> {
         if offload.needs_comparison() {
             // Those of other layers are stored only if the NPU is faster.
             offload.store(&self.device, self.offloaded(is_of_first_layer))?;
-            self.compare_with_npu(&mut offload)?;
+            if offload.is_used() {
+                self.compare_with_npu(offload)?;
+            }
         }
         if offload.is_used() {
             offload.store(&self.device, self.offloaded(|_| true))?;
-            offload.log_decision();
         }
-        self.offload = Some(offload);
         Ok(())
     }
 
@@ -367,7 +390,7 @@ impl TextEncoder {
     }
 
     /// Runs the first layer for a batch with the NPU and without, and decides by the times.
-    fn compare_with_npu(&mut self, offload: &mut Offload) -> Result<()> {
+    fn compare_with_npu(&mut self, offload: &mut Offload) -> Result<(), Interruption> {
         let length = COMPARED_TOKENS.min(self.limits.max_tokens) as usize;
         let text = vec![0; length];
         let count = (COMPARED_ROWS.min(self.limits.max_rows as usize) / length).clamp(1, MAX_TEXTS);
@@ -378,17 +401,9 @@ impl TextEncoder {
         self.record(number)?;
         let mut cut = self.record_cuts(number, offload, 1)?;
         let npu = offload::shortest(|| cut.run(&self.device, offload, 0, counts, self.timeout))?;
-        let Some(npu) = npu else {
-            offload.fall_back();
-            return Ok(());
-        };
         let program = &self.buckets[number].programs[0];
-        let gpu = offload::shortest(|| Ok(program.run(self.timeout).map(|()| true)?))?;
-        let batch = format!("the first layer, for a batch of {} tokens,", counts.all);
-        offload.compare(&batch, npu, gpu.unwrap_or(Duration::ZERO));
-        if !offload.is_used() {
-            offload.log_decision();
-        }
+        let gpu = offload::shortest(|| program.run(self.timeout))?;
+        offload.compare(&format!("the first layer, for a batch of {} tokens,", counts.all), npu, gpu);
         Ok(())
     }
 

@@ -153,6 +153,28 @@ impl Error {
         Self::Malformed { format, offset, reason: reason.into() }
     }
 
+    /// Whether the driver or the hardware failed, so that whatever uses the NPU next would fail too. Shapes that an overlay
+    /// does not take and memory that runs out concern one product or one model.
+    pub fn is_of_device(&self) -> bool {
+        match self {
+            Self::Driver { source, .. } => source.kind() != std::io::ErrorKind::OutOfMemory,
+            Self::Array(_)
+            | Self::Open { .. }
+            | Self::WrongDevice(_)
+            | Self::CommandFailed { .. }
+            | Self::Timeout { .. }
+            | Self::ContextLost => true,
+            Self::Malformed { .. }
+            | Self::Unsupported { .. }
+            | Self::Assembly { .. }
+            | Self::Shape { .. }
+            | Self::HeapFull { .. }
+            | Self::OutOfBounds { .. }
+            | Self::TooManyArguments { .. }
+            | Self::NotStored => false,
+        }
+    }
+
     /// The same error in a part that begins at byte `by` of the whole.
     pub(crate) fn moved(self, by: usize) -> Self {
         match self {

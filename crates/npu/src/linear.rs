@@ -13,7 +13,7 @@
 //! 32,639 in its row of x and its row of W, and 0.1% of that for rounding to f32 ([`ERROR`]). Values do not depend on
 //! the backend that computes the int8 product.
 
-use crate::matmul::{Matmul, Operand, Stored};
+use crate::matmul::{Computed, Declined, Matmul, Operand, Stored};
 
 /// The largest rounded magnitude: 127 · 256 + 127.
 const LARGEST: f32 = 32_639.0;
@@ -68,21 +68,21 @@ impl Linear {
         &mut self.matmul
     }
 
-    /// Stores weights, rows of `k` values. `None` if the NPU is not used, or does not take this shape.
-    pub fn store(&mut self, k: usize, weights: &[f32]) -> Option<Weights> {
+    /// Stores weights, rows of `k` values.
+    pub fn store(&mut self, k: usize, weights: &[f32]) -> Computed<Weights> {
         let (bytes, scales) = packed_weights(k, weights)?;
         let stored = self.matmul.store(k, 2 * scales.len(), &bytes)?;
-        Some(Weights { stored, k, scales })
+        Ok(Weights { stored, k, scales })
     }
 
-    /// y = x · Wᵀ for rows of x. `None` if the engine has to compute it; after an error, for good.
-    pub fn multiply(&mut self, x: &[f32], weights: &Weights) -> Option<Vec<f32>> {
+    /// y = x · Wᵀ for rows of x.
+    pub fn multiply(&mut self, x: &[f32], weights: &Weights) -> Computed<Vec<f32>> {
         let Weights { stored, k, scales } = weights;
         self.product(*k, x, Operand::Stored(*stored), scales)
     }
 
     /// The same for weights that are used once, rows of `k` values.
-    pub fn multiply_once(&mut self, k: usize, x: &[f32], weights: &[f32]) -> Option<Vec<f32>> {
+    pub fn multiply_once(&mut self, k: usize, x: &[f32], weights: &[f32]) -> Computed<Vec<f32>> {
         let (bytes, scales) = packed_weights(k, weights)?;
         self.product(k, x, Operand::Values(&bytes), &scales)
     }
@@ -93,12 +93,12 @@ impl Linear {
         x: &[f32],
         weights: Operand<'_, i8>,
         weight_scales: &[f32],
-    ) -> Option<Vec<f32>> {
+    ) -> Computed<Vec<f32>> {
         let mut y = Vec::with_capacity(rows_of(k, x)? * weight_scales.len());
         for x in x.chunks(ROWS * k) {
             self.product_of_rows(k, x, weights, weight_scales, &mut y)?;
         }
-        Some(y)
+        Ok(y)
     }
 
     /// Appends the products of rows of x, in one command.
@@ -109,7 +109,7 @@ impl Linear {
         weights: Operand<'_, i8>,
         weight_scales: &[f32],
         y: &mut Vec<f32>,
-    ) -> Option<()> {
+    ) -> Computed<()> {
         let (rows, n) = (x.len() / k, weight_scales.len());
         let mut bytes = vec![0i8; 2 * x.len()];
         let (high, low) = bytes.split_at_mut(x.len());
@@ -126,17 +126,20 @@ impl Linear {
                 y.push((sum as f64 * f64::from(scale) * f64::from(*weight_scale)) as f32);
             }
         }
-        Some(())
+        Ok(())
     }
 }
 
-/// Rows of `k` values; `None` if there are none, or a part of one.
-fn rows_of(k: usize, values: &[f32]) -> Option<usize> {
-    (k > 0 && !values.is_empty() && values.len().is_multiple_of(k)).then(|| values.len() / k)
+/// Number of rows of `k` values: at least one, and whole ones.
+fn rows_of(k: usize, values: &[f32]) -> Computed<usize> {
+    if k == 0 || values.is_empty() || !values.len().is_multiple_of(k) {
+        return Err(Declined::Refused(format!("{} values are no rows of {k}", values.len())));
+    }
+    Ok(values.len() / k)
 }
 
 /// Weights by columns: of each row the high halves, then of each the low ones; and the scales of the rows.
-fn packed_weights(k: usize, weights: &[f32]) -> Option<(Vec<i8>, Vec<f32>)> {
+fn packed_weights(k: usize, weights: &[f32]) -> Computed<(Vec<i8>, Vec<f32>)> {
     let n = rows_of(k, weights)?;
     let mut bytes = vec![0i8; 2 * weights.len()];
     let (mut high, mut low) = (vec![0i8; k], vec![0i8; k]);
@@ -147,7 +150,7 @@ fn packed_weights(k: usize, weights: &[f32]) -> Option<(Vec<i8>, Vec<f32>)> {
             (column[row], column[n + row]) = (*high, *low);
         }
     }
-    Some((bytes, scales))
+    Ok((bytes, scales))
 }
 
 /// Rounds a row to high and low halves, and returns its scale: NaN if a value is NaN or infinite, so that its products
@@ -210,7 +213,7 @@ mod tests {
         for row in [[1.0, f32::NAN], [f32::INFINITY, 1.0]] {
             assert!(round(&row, &mut high, &mut low).is_nan());
         }
-        assert!(rows_of(0, &[1.0]).is_none() && rows_of(2, &[1.0; 3]).is_none() && rows_of(2, &[]).is_none());
-        assert!(packed_weights(3, &[1.0]).is_none());
+        assert!(rows_of(0, &[1.0]).is_err() && rows_of(2, &[1.0; 3]).is_err() && rows_of(2, &[]).is_err());
+        assert!(packed_weights(3, &[1.0]).is_err());
     }
 }

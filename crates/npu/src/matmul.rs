@@ -1,8 +1,9 @@
 //! Exact matrix products for an engine: on the NPU where that is right and faster, otherwise where the engine computes.
 //!
 //! [`Matmul::start`] compares exact products with the CPU. The engine then runs one of its operations both ways, and
-//! [`Matmul::compare`] decides by the times. From then on [`Matmul::multiply`] uses the NPU, or says that the engine has
-//! to compute. After any error the NPU is given up for good. Every decision has a reason, for the log and for `/health`.
+//! [`Matmul::compare`] decides by the times. From then on [`Matmul::multiply`] uses the NPU, or says why the engine has
+//! to compute ([`Declined`]). After an error of the driver or of the hardware the NPU is given up for good; a shape that
+//! the overlay does not take changes nothing. Every decision has a reason, for the log and for `/health`.
 //! [`crate::linear`] multiplies floats by these products.
 //!
 //! ```
@@ -13,7 +14,7 @@
 //! let backend = OnModel::new(&size.overlay()?, &size.pdi()?)?;
 //! let mut matmul = Matmul::start(Mode::Force, size.overlay()?, Ok(Box::new(backend)));
 //! assert!(matmul.decision().uses_npu);
-//! assert_eq!(matmul.multiply((1, 2, 1), &[3i8, 4], Operand::Values(&[5, -6])), Some(vec![3 * 5 - 4 * 6]));
+//! assert_eq!(matmul.multiply((1, 2, 1), &[3i8, 4], Operand::Values(&[5, -6])), Ok(vec![3 * 5 - 4 * 6]));
 //! # Ok::<(), npu::Error>(())
 //! ```
 
@@ -57,6 +58,26 @@ impl Decision {
         Self { uses_npu: false, reason: reason.into() }
     }
 }
+
+/// Why the engine has to compute a product.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Declined {
+    /// The NPU is not used, or was given up with this product; [`Matmul::decision`] says why.
+    #[error("the NPU is not used")]
+    NotUsed,
+    /// The overlay does not take this product, or the device has no memory for it. The NPU computes others.
+    #[error("{0}")]
+    Refused(String),
+}
+
+impl From<Error> for Declined {
+    fn from(error: Error) -> Self {
+        Self::Refused(error.to_string())
+    }
+}
+
+/// What the NPU computed or stored.
+pub type Computed<T> = std::result::Result<T, Declined>;
 
 /// Argument 1 of a stream.
 #[derive(Debug, Clone, Copy)]
@@ -215,6 +236,7 @@ pub struct Matmul {
     /// `None` once the NPU has been given up.
     backend: Option<Box<dyn Backend>>,
     decision: Decision,
+    device_failed: bool,
 }
 
 impl Matmul {
@@ -237,11 +259,11 @@ impl Matmul {
             _ => "the self-test passed; the speed was not compared yet",
         };
         let decision = Decision { uses_npu: true, reason: reason.to_owned() };
-        Self { overlay, mode, backend: Some(backend), decision }
+        Self { overlay, mode, backend: Some(backend), decision, device_failed: false }
     }
 
     fn without(overlay: Overlay, reason: impl Into<String>) -> Self {
-        Self { overlay, mode: Mode::Off, backend: None, decision: Decision::no(reason) }
+        Self { overlay, mode: Mode::Off, backend: None, decision: Decision::no(reason), device_failed: false }
     }
 
     /// Where products are computed now, and why.
@@ -275,49 +297,67 @@ impl Matmul {
         self.backend = None;
     }
 
-    /// Keeps a matrix of `k` rows of `n` elements, for any number of products. `None` as for [`Self::multiply`].
-    pub fn store<T: Element>(&mut self, k: usize, n: usize, b: &[T]) -> Option<Stored> {
-        let backend = self.backend.as_mut()?;
-        if k > MAX_K || T::INPUT_TYPE != self.overlay.input_type {
-            return None;
-        }
-        let packed = GemmPlan::new(&self.overlay, 1, k, n).and_then(|plan| plan.pack_b(b)).ok()?;
-        match backend.store(&packed) {
-            Ok(stored) => Some(stored),
-            Err(error) => {
-                self.give_up(format!("given up after an error: {error}"));
-                None
-            }
-        }
+    /// Whether the NPU was given up because its driver or its hardware failed: other operations would fail too.
+    pub fn device_failed(&self) -> bool {
+        self.device_failed
     }
 
-    /// C = A × B with exact sums: A has `m` rows of `k` elements, B `k` rows of `n`. `None` if the engine has to
-    /// compute it: because the NPU is not used, from this call on after an error, or, without giving the NPU up, for
-    /// shapes that the overlay does not take.
-    pub fn multiply<T: Element>(&mut self, (m, k, n): Shape, a: &[T], b: Operand<'_, T>) -> Option<Vec<i32>> {
-        let backend = self.backend.as_mut()?;
-        if k > MAX_K || T::INPUT_TYPE != self.overlay.input_type {
-            return None;
-        }
-        let plan = GemmPlan::new(&self.overlay, m, k, n).ok()?;
-        let a = plan.pack_a(a).ok()?;
-        let mut c = vec![0; plan.c_bytes()];
-        let run = match b {
+    /// Keeps a matrix of `k` rows of `n` elements, for any number of products.
+    pub fn store<T: Element>(&mut self, k: usize, n: usize, b: &[T]) -> Computed<Stored> {
+        self.check(k)?;
+        let packed = GemmPlan::new(&self.overlay, 1, k, n)?.pack_b(b)?;
+        let backend = self.backend.as_mut().ok_or(Declined::NotUsed)?;
+        let stored = backend.store(&packed);
+        stored.map_err(|error| self.decline(error))
+    }
+
+    /// C = A × B with exact sums: A has `m` rows of `k` elements, B `k` rows of `n`.
+    pub fn multiply<T: Element>(
+        &mut self,
+        (m, k, n): Shape,
+        a: &[T],
+        b: Operand<'_, T>,
+    ) -> Computed<Vec<i32>> {
+        self.check(k)?;
+        let plan = GemmPlan::new(&self.overlay, m, k, n)?;
+        let a = plan.pack_a(a)?;
+        let packed;
+        let b = match b {
             Operand::Values(values) => {
-                let b = plan.pack_b(values).ok()?;
-                backend.run(&plan, &a, Packed::Bytes(&b), &mut c)
+                packed = plan.pack_b(values)?;
+                Packed::Bytes(&packed)
             }
             // Another shape's: the NPU would read past its end.
-            Operand::Stored(stored) if stored.bytes != plan.b_bytes() => Err(Error::NotStored),
-            Operand::Stored(stored) => backend.run(&plan, &a, Packed::Stored(stored), &mut c),
+            Operand::Stored(stored) if stored.bytes != plan.b_bytes() => return Err(Error::NotStored.into()),
+            Operand::Stored(stored) => Packed::Stored(stored),
         };
-        match run.and_then(|()| plan.unpack_c(&c)) {
-            Ok(c) => Some(c),
-            Err(error) => {
-                self.give_up(format!("given up after an error: {error}"));
-                None
-            }
+        let mut c = vec![0; plan.c_bytes()];
+        let backend = self.backend.as_mut().ok_or(Declined::NotUsed)?;
+        let product = backend.run(&plan, &a, b, &mut c).and_then(|()| plan.unpack_c(&c));
+        product.map_err(|error| self.decline(error))
+    }
+
+    /// Checks what no plan does.
+    fn check(&self, k: usize) -> Computed<()> {
+        if self.backend.is_none() {
+            return Err(Declined::NotUsed);
         }
+        if k > MAX_K {
+            let reason =
+                format!("sums of {k} products may exceed 32 bits, which hold {MAX_K}; split the product");
+            return Err(Declined::Refused(reason));
+        }
+        Ok(())
+    }
+
+    /// Gives the NPU up after an error of the device; any other concerns the product alone.
+    fn decline(&mut self, error: Error) -> Declined {
+        if !error.is_of_device() {
+            return error.into();
+        }
+        self.device_failed = true;
+        self.give_up(format!("given up after an error: {error}"));
+        Declined::NotUsed
     }
 }
 

@@ -3,6 +3,7 @@
 //! An operation is registered when its model is loaded, and removed when the model is unloaded. Clones of a [`Report`]
 //! share its contents.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::matmul::Decision;
@@ -16,7 +17,7 @@ pub struct OperationState {
     pub decision: Decision,
     /// Products that the NPU computed.
     pub products: u64,
-    /// Fallbacks to the GPU after an error.
+    /// Fallbacks to the GPU: after an error, or since the NPU did not take a product.
     pub fallbacks: u64,
 }
 
@@ -48,6 +49,15 @@ impl Report {
     /// The operations of loaded models.
     pub fn operations(&self) -> Vec<OperationState> {
         self.lock().present.iter().map(|(_, state)| state.clone()).collect()
+    }
+
+    /// Whether the NPU is used, by name: two loads of one model are one operation, which uses it if either does.
+    pub fn uses_by_name(&self) -> BTreeMap<String, bool> {
+        let mut uses = BTreeMap::new();
+        for (_, state) in &self.lock().present {
+            *uses.entry(state.name.clone()).or_default() |= state.decision.uses_npu;
+        }
+        uses
     }
 
     /// Products that the NPU computed and fallbacks to the GPU, of all operations since the start.
@@ -92,7 +102,7 @@ impl Operation {
         self.change(|state| state.decision = decision.clone());
     }
 
-    /// Counts a fallback to the GPU after an error, and replaces the decision.
+    /// Counts a fallback to the GPU, and replaces the decision.
     pub fn fall_back(&self, decision: &Decision) {
         self.change(|state| {
             state.decision = decision.clone();

@@ -8,7 +8,7 @@
 //! let one_core = Int8::new(1, 1).expect("a size");
 //! let settings = Settings::new(Mode::Force, one_core, |overlay, image| Ok(Box::new(OnModel::new(overlay, image)?)));
 //! let (mut linear, operation) = settings.start("an example");
-//! assert_eq!(linear.multiply_once(2, &[1.0, 0.0], &[0.5, 0.25]).map(|y| y.len()), Some(1));
+//! assert_eq!(linear.multiply_once(2, &[1.0, 0.0], &[0.5, 0.25]).map(|y| y.len()), Ok(1));
 //! assert!(operation.state().is_some_and(|state| state.decision.uses_npu));
 //! ```
 
@@ -107,19 +107,32 @@ impl Settings {
         &self.report
     }
 
-    /// From now on, no operation starts on the NPU.
+    /// From now on, no operation starts on the NPU: its driver or its hardware failed.
     pub fn give_up(&self, reason: &str) {
         self.given_up.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| reason.to_owned());
     }
 
     /// Opens and tests the NPU for an operation of a model, and enters it in the report.
     pub fn start(&self, operation: &str) -> (Linear, Operation) {
+        self.enter(operation, |overlay| match self.mode {
+            Mode::Off => Err(Error::WrongDevice("the NPU is off".to_owned())),
+            _ => self.open(overlay),
+        })
+    }
+
+    /// Enters an operation that does not use the NPU, for a reason of its own.
+    pub fn start_without(&self, operation: &str, reason: &str) -> (Linear, Operation) {
+        self.enter(operation, |_| Err(Error::WrongDevice(reason.to_owned())))
+    }
+
+    fn enter(
+        &self,
+        operation: &str,
+        open: impl FnOnce(&Overlay) -> Result<Box<dyn Backend>>,
+    ) -> (Linear, Operation) {
         let matmul = match self.size.overlay() {
             Ok(overlay) => {
-                let backend = match self.mode {
-                    Mode::Off => Err(Error::WrongDevice("the NPU is off".to_owned())),
-                    _ => self.open(&overlay),
-                };
+                let backend = open(&overlay);
                 Matmul::start(self.mode, overlay, backend)
             }
             // Does not happen: this crate generates the overlay, and tests it.
@@ -160,6 +173,8 @@ mod tests {
         assert!(reason(&missing).contains("cannot open /nonexistent/accel0"));
         missing.clone().give_up("it hung");
         assert_eq!(reason(&missing), "another operation of this process gave it up: it hung");
+        let (linear, _operation) = none.start_without("attention", "the KV cache is int8");
+        assert_eq!(linear.matmul().decision().reason, "the KV cache is int8");
         assert!(missing.report().operations().is_empty(), "all have left");
     }
 }

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::common::{
     indrik, json,
-    served::{Served, has_device},
+    served::{Served, has_device, serve},
     stderr, stdout,
 };
 use store::testing::{Page, Server};
@@ -277,10 +277,7 @@ fn vectors_come_from_the_npu_if_it_is_forced_and_from_the_gpu_after_a_fault() {
     let last = calls.lines().enumerate().filter(|(_, call)| *call == "EXEC_CMD").last().unwrap().0;
     let (faulty, errors, log) = embed("fault", "force", Some(&format!("{last}:5")));
     assert_eq!(faulty, gpu);
-    assert!(
-        errors.contains("EXEC_CMD failed") && errors.contains("the GPU computes the whole batch"),
-        "{errors}"
-    );
+    assert!(errors.contains("EXEC_CMD failed") && errors.contains("the GPU computes it anew"), "{errors}");
     let calls = fs::read_to_string(&log).unwrap();
     assert!(calls.ends_with("closed\n") && !calls.contains("leak"), "{calls}");
 }
@@ -316,6 +313,26 @@ fn the_server_says_what_the_npu_computes() {
     server.wait();
     let calls = fs::read_to_string(&log).unwrap();
     assert!(calls.ends_with("closed\n") && !calls.contains("leak"), "{calls}");
+}
+
+#[test]
+fn attention_is_refused_where_logits_are_reproducible() {
+    if !has_device() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("calls");
+    let mut command = serve(&["--npu", "attention", "--reproducible"]);
+    let server = Served::start(with_npu(&mut command, &log));
+    let health: Value = serde_json::from_str(&server.request("GET", "/health", "").1).unwrap();
+    let reason = "logits would depend on the batch, but they are to be reproducible";
+    let operation = &health["npu"][0];
+    assert_eq!((&operation["uses_npu"], &operation["reason"]), (&json!(false), &json!(reason)), "{health}");
+    assert!(operation["name"].as_str().unwrap().starts_with("attention of "), "{health}");
+    server.signal("-TERM");
+    let (_, errors) = server.wait();
+    assert!(errors.contains("the NPU is not used") && errors.contains(reason), "{errors}");
+    assert!(!log.exists(), "the NPU was not opened");
 }
 
 #[test]

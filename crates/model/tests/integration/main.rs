@@ -14,6 +14,7 @@ mod logits;
 mod masks;
 mod mixed;
 mod npu;
+mod npu_fallback;
 mod prefill;
 mod prefix;
 mod prefix_disk;

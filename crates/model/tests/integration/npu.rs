@@ -20,7 +20,7 @@ use crate::{common::Fixture, embeddings, images};
 /// The largest difference from the GPU's vectors, as a fraction of their length; and from its soft tokens, as a fraction
 /// of the largest: about three times what was measured. Each product rounds its values to 16 bits.
 const VECTOR_ERROR: f32 = 1e-4;
-const SOFT_TOKEN_ERROR: f32 = 2e-4;
+pub const SOFT_TOKEN_ERROR: f32 = 2e-4;
 /// The same for logits, as a fraction of the largest.
 const LOGIT_ERROR: f32 = 1e-3;
 
@@ -28,16 +28,16 @@ const LOGIT_ERROR: f32 = 1e-3;
 const RELEASES: [&str; 3] = ["GEM_CLOSE", "DESTROY_HWCTX", "SYNCOBJ_DESTROY"];
 const EINVAL: i32 = 22;
 
-fn one_core() -> Int8 {
+pub fn one_core() -> Int8 {
     Int8::new(1, 1).unwrap()
 }
 
-fn driver() -> FakeDriver {
+pub fn driver() -> FakeDriver {
     FakeDriver::new(HeapRule::Fixed, one_core().overlay().unwrap().library())
 }
 
 /// The NPU of one core behind this driver.
-fn settings(mode: Mode, driver: &FakeDriver) -> Settings {
+pub fn settings(mode: Mode, driver: &FakeDriver) -> Settings {
     let driver = driver.clone();
     Settings::new(mode, one_core(), move |overlay, image| {
         let device = npu::runtime::Device::open(driver.clone())?;
@@ -45,7 +45,7 @@ fn settings(mode: Mode, driver: &FakeDriver) -> Settings {
     })
 }
 
-fn only(settings: &Settings) -> OperationState {
+pub fn only(settings: &Settings) -> OperationState {
     let operations = settings.report().operations();
     assert_eq!(operations.len(), 1);
     operations[0].clone()
@@ -225,7 +225,7 @@ fn what_is_slower_or_wrong_is_not_used() {
 }
 
 /// Soft tokens of an image.
-fn soft_tokens(runner: &mut Runner, image: &model::Image) -> Vec<f32> {
+pub fn soft_tokens(runner: &mut Runner, image: &model::Image) -> Vec<f32> {
     while !runner.encode(std::slice::from_ref(image), Duration::ZERO).unwrap() {}
     let encoder = runner.encoder().unwrap();
     let values = image.soft_tokens() as usize * encoder.config().text_hidden as usize;
@@ -274,7 +274,7 @@ fn soft_tokens_with_products_on_the_npu_are_those_of_the_gpu() {
 }
 
 /// Logits of each position of a prompt, in chunks of this many rows.
-fn prompt_logits(runner: &mut Runner, ids: &[u32]) -> Vec<Vec<f32>> {
+pub fn prompt_logits(runner: &mut Runner, ids: &[u32]) -> Vec<Vec<f32>> {
     let mut sequence = runner.start().unwrap();
     let mut rows = vec![];
     let each = |row: &[f32]| {

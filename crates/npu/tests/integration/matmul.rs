@@ -4,16 +4,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use npu::Error;
 use npu::gemm::{GemmPlan, Int8, Overlay};
 use npu::linear::{self, Linear};
-use npu::matmul::{Backend, Matmul, Mode, OnDevice, OnModel, Operand, Packed, Stored};
+use npu::matmul::{Backend, Declined, Matmul, Mode, OnDevice, OnModel, Operand, Packed, Stored};
 use npu::runtime::Device;
 use npu::runtime::fake::{FakeDriver, HeapRule, Outcome};
-use npu::{Error, Result};
 
 use super::{Random, small_overlay};
 
 const TIMEOUT: Duration = Duration::from_secs(2);
+const ENOMEM: i32 = 12;
 
 fn one_core() -> (Overlay, Vec<u8>) {
     let size = Int8::new(1, 1).expect("a size");
@@ -35,11 +36,11 @@ struct Scripted {
 }
 
 impl Backend for Scripted {
-    fn store(&mut self, b: &[u8]) -> Result<Stored> {
+    fn store(&mut self, b: &[u8]) -> npu::Result<Stored> {
         self.model.store(b)
     }
 
-    fn run(&mut self, plan: &GemmPlan, a: &[u8], b: Packed, c: &mut [u8]) -> Result<()> {
+    fn run(&mut self, plan: &GemmPlan, a: &[u8], b: Packed, c: &mut [u8]) -> npu::Result<()> {
         let run = self.runs.fetch_add(1, Ordering::Relaxed);
         if self.error_in == Some(run) {
             return Err(Error::Timeout { milliseconds: 7 });
@@ -87,7 +88,7 @@ fn the_self_test_and_the_speed_decide_with_a_reason() {
         let decision = matmul.decision().clone();
         assert!(decision.uses_npu == uses && decision.reason.contains(reason), "{mode:?}: {decision:?}");
         let product = matmul.multiply((1, 2, 1), &[2i16, 3], Operand::Values(&[5, 7]));
-        assert_eq!(product, uses.then(|| vec![31]));
+        assert_eq!(product.ok(), uses.then(|| vec![31]));
     }
     let (matmul, runs) = start(Mode::Off, None, None);
     assert_eq!((matmul.decision().reason.as_str(), runs.load(Ordering::Relaxed)), ("the NPU is off", 0));
@@ -101,11 +102,11 @@ fn after_an_error_the_npu_is_given_up_for_good() {
     // Two runs of the self-test, one that is right, one that fails.
     let (mut matmul, runs) = start(Mode::Force, Some(3), None);
     let (a, b) = ([2i16, 3], Operand::Values(&[5i16, 7][..]));
-    assert_eq!(matmul.multiply((1, 2, 1), &a, b), Some(vec![31]));
-    assert_eq!(matmul.multiply((1, 2, 1), &a, b), None);
+    assert_eq!(matmul.multiply((1, 2, 1), &a, b), Ok(vec![31]));
+    assert_eq!(matmul.multiply((1, 2, 1), &a, b), Err(Declined::NotUsed));
     assert_eq!(runs.load(Ordering::Relaxed), 4);
     assert!(matmul.decision().reason.contains("given up after an error: the NPU did not finish"));
-    assert_eq!(matmul.multiply((1, 2, 1), &a, b), None);
+    assert_eq!(matmul.multiply((1, 2, 1), &a, b), Err(Declined::NotUsed));
     assert_eq!(runs.load(Ordering::Relaxed), 4, "it is not tried again");
 }
 
@@ -114,12 +115,17 @@ fn what_the_overlay_does_not_take_is_the_engines() {
     let (mut matmul, runs) = start(Mode::Force, None, None);
     let runs_before = runs.load(Ordering::Relaxed);
     let values = |values: &'static [i16]| Operand::Values(values);
-    assert_eq!(matmul.multiply((1, 2, 1), &[1i8, 2], Operand::Values(&[3, 4])), None, "another type");
-    assert_eq!(matmul.multiply((1, 2, 1), &[1i16], values(&[3, 4])), None, "too few elements");
+    let refused = |product: Result<Vec<i32>, Declined>, expected: &str| match product {
+        Err(Declined::Refused(reason)) => assert!(reason.contains(expected), "{reason}"),
+        other => panic!("{other:?}"),
+    };
+    refused(matmul.multiply((1, 2, 1), &[1i8, 2], Operand::Values(&[3, 4])), "not Int8");
+    refused(matmul.multiply((1, 2, 1), &[1i16], values(&[3, 4])), "1 × 2 has 1 elements");
     let (long, ones) = (1 << 17, vec![1i16; 1 << 17]);
-    assert_eq!(matmul.multiply((1, long, 1), &ones, Operand::Values(&ones)), None, "K");
-    assert!(matmul.store(1 << 17, 1, &ones).is_none() && matmul.store(2, 1, &[1i16]).is_none());
+    refused(matmul.multiply((1, long, 1), &ones, Operand::Values(&ones)), "may exceed 32 bits");
+    assert!(matmul.store(1 << 17, 1, &ones).is_err() && matmul.store(2, 1, &[1i16]).is_err());
     assert!(runs.load(Ordering::Relaxed) == runs_before && matmul.decision().uses_npu, "not given up");
+    assert_eq!(matmul.multiply((1, 2, 1), &[2i16, 3], values(&[5, 7])), Ok(vec![31]), "others are computed");
 }
 
 #[test]
@@ -147,7 +153,7 @@ fn products_of_int8_through_the_driver_and_on_the_model() {
         // The most that sums of int8 come to.
         let k = 1024;
         let c = matmul.multiply((1, k, 1), &vec![-128i8; k], Operand::Values(&vec![-128; k]));
-        assert_eq!(c, Some(vec![128 * 128 * k as i32]));
+        assert_eq!(c, Ok(vec![128 * 128 * k as i32]));
     }
     assert_eq!(driver.leaks(), [""; 0]);
 }
@@ -165,10 +171,20 @@ fn a_driver_that_hangs_is_given_up_without_leaks() {
     let mut matmul = start(&driver);
     assert!(matmul.decision().uses_npu, "{:?}", matmul.decision());
     driver.set_outcome(Outcome::Hang);
-    assert_eq!(matmul.multiply((1, 2, 1), &[1i8, 2], Operand::Values(&[3, 4])), None);
+    assert_eq!(matmul.multiply((1, 2, 1), &[1i8, 2], Operand::Values(&[3, 4])), Err(Declined::NotUsed));
+    assert!(matmul.device_failed());
     let reason = &matmul.decision().reason;
     assert!(reason.contains("given up after an error: the NPU did not finish"), "{reason}");
     assert_eq!(driver.leaks(), [""; 0], "given up, it holds nothing");
+
+    // Without memory for a matrix, others are multiplied.
+    let driver = FakeDriver::new(HeapRule::Fixed, overlay.library());
+    let mut matmul = start(&driver);
+    driver.fail_raw(driver.calls().len(), ENOMEM);
+    assert!(matches!(matmul.store(2, 1, &[3i8, 4]), Err(Declined::Refused(_))));
+    let stored = Operand::Stored(matmul.store(2, 1, &[3i8, 4]).expect("a stored matrix"));
+    assert_eq!(matmul.multiply((1, 2, 1), &[1i8, 2], stored), Ok(vec![11]));
+    assert!(!matmul.device_failed());
 
     let driver = FakeDriver::new(HeapRule::Fixed, overlay.library());
     driver.set_outcome(Outcome::Hang);
@@ -181,10 +197,10 @@ fn a_driver_that_hangs_is_given_up_without_leaks() {
 fn a_stored_matrix_is_used_only_with_its_own_shape() {
     let (mut matmul, runs) = start(Mode::Force, None, None);
     let stored = Operand::Stored(matmul.store(2, 1, &[5i16, 7]).expect("a stored matrix"));
-    assert_eq!(matmul.multiply((1, 2, 1), &[2i16, 3], stored), Some(vec![31]));
+    assert_eq!(matmul.multiply((1, 2, 1), &[2i16, 3], stored), Ok(vec![31]));
     let runs_before = runs.load(Ordering::Relaxed);
     // The NPU would read past its end.
-    assert_eq!(matmul.multiply((1, 2, 100), &[2i16, 3], stored), None);
+    assert!(matches!(matmul.multiply((1, 2, 100), &[2i16, 3], stored), Err(Declined::Refused(_))));
     assert_eq!(runs.load(Ordering::Relaxed), runs_before);
 }
 
@@ -211,7 +227,7 @@ fn products_of_floats_are_within_the_stated_error() {
         let weights = linear.store(k, &w).expect("stored weights");
         assert_eq!((weights.k(), weights.rows()), (k, n));
         let y = linear.multiply(&x, &weights).expect("a product");
-        assert_eq!(Some(&y), linear.multiply_once(k, &x, &w).as_ref());
+        assert_eq!(Ok(&y), linear.multiply_once(k, &x, &w).as_ref());
         for (row, (x, y)) in x.chunks_exact(k).zip(y.chunks_exact(n)).enumerate() {
             for (column, (w, y)) in w.chunks_exact(k).zip(y).enumerate() {
                 let exact: f64 = x.iter().zip(w).map(|(x, w)| f64::from(*x) * f64::from(*w)).sum();
@@ -226,5 +242,5 @@ fn products_of_floats_are_within_the_stated_error() {
     assert!(worst > 0.02, "{worst}");
     let y = linear.multiply_once(2, &[1.0, f32::NAN, 1.0, 2.0], &[3.0, 4.0]).expect("a product");
     assert!(y[0].is_nan() && (y[1] - 11.0).abs() < 1e-3, "{y:?}");
-    assert!(linear.multiply_once(2, &[1.0], &[3.0, 4.0]).is_none() && linear.matmul().decision().uses_npu);
+    assert!(linear.multiply_once(2, &[1.0], &[3.0, 4.0]).is_err() && linear.matmul().decision().uses_npu);
 }

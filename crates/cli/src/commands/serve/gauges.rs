@@ -48,17 +48,17 @@ fn npu_gauges(npus: &[NpuSample]) -> impl Iterator<Item = Gauge> {
 /// Gauges of the operations that may run on the NPU.
 fn npu_operation_gauges(report: &npu::report::Report) -> impl Iterator<Item = Gauge> + use<> {
     let help = "1 if the NPU computes matrix products of the operation, 0 otherwise; /health says why";
-    let active = report.operations().into_iter().map(move |state| Gauge {
+    let active = report.uses_by_name().into_iter().map(move |(name, uses_npu)| Gauge {
         name: "npu_operation_active",
         help,
-        label: Some(("operation", state.name)),
-        value: if state.decision.uses_npu { 1.0 } else { 0.0 },
+        label: Some(("operation", name)),
+        value: if uses_npu { 1.0 } else { 0.0 },
     });
     let (products, fallbacks) = report.totals();
     let total = |name, help, value: u64| Gauge { name, help, label: None, value: value as f64 };
     active.chain([
         total("npu_products_total", "Matrix products that the NPU computed", products),
-        total("npu_fallbacks_total", "Fallbacks from the NPU to the GPU after an error", fallbacks),
+        total("npu_fallbacks_total", "Fallbacks from the NPU to the GPU", fallbacks),
     ])
 }
 
@@ -201,6 +201,11 @@ mod tests {
             |fallbacks| [("npu_products_total", None, 1.0), ("npu_fallbacks_total", None, fallbacks)];
         assert_eq!(seen(), [vec![active(1.0)], totals(0.0).to_vec()].concat());
         operation.fall_back(&npu::matmul::Decision { uses_npu: false, reason: "it hung".to_owned() });
+        assert_eq!(seen(), [vec![active(0.0)], totals(1.0).to_vec()].concat());
+        // A second load of the same model is no second series.
+        let second = report.enter("embeddings of mini", &decision);
+        assert_eq!(seen(), [vec![active(1.0)], totals(1.0).to_vec()].concat());
+        drop(second);
         assert_eq!(seen(), [vec![active(0.0)], totals(1.0).to_vec()].concat());
         drop(operation);
         assert_eq!(seen(), totals(1.0));
