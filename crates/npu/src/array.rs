@@ -4,12 +4,13 @@
 //! |---|---|
 //! | stream switches | circuits with branches; packet rules for completion tokens only |
 //! | DMA | task queues, chains of buffer descriptors, dimensions, iteration, repeat counts, tokens |
-//! | locks | acquire (at least n) and release, of a memory tile's neighbours too |
+//! | locks | acquire (at least n, or exactly n) and release, of a memory tile's neighbours too |
 //! | memory | of core and memory tiles, and the host's |
 //! | cores | by function, for programs known by SHA-256, or by their instructions ([`CoreLibrary`]) |
+//! | cascades | of interpreted cores, from north to south |
 //!
-//! Not modelled: time, packets with data, zero padding, cascades, and events. What is not
-//! modelled is a [`Fault`], never ignored. A stream that waits for something that cannot happen is a
+//! Not modelled: time, packets with data, zero padding, and events, whose registers are written
+//! without effect. What else is not modelled is a [`Fault`], never ignored. A stream that waits for something that cannot happen is a
 //! [`Fault::Hang`] with the channels that are blocked.
 //!
 //! Channels and cores are scheduled round-robin. [`Array::with_seed`] starves one of them, which then runs only when
@@ -36,12 +37,12 @@ pub use self::core::{CoreLibrary, GemmKernel, PingPong};
 pub use fault::Fault;
 pub use host::HostMemory;
 
-use crate::tile::{Address, Direction, ROWS, Register, TileKind, TilePlace};
+use crate::tile::{Address, Direction, FIRST_CORE_ROW, ROWS, Register, TileKind, TilePlace};
 use crate::txn::{Op, Stream, Sync};
 use crate::xclbin::{Cdo, CdoCommand};
 use dma::{ChannelPlace, FIFO_WORDS};
 use scheduler::Scheduler;
-use state::Tile;
+use state::{CASCADE_WORDS, Tile};
 use switch::follow;
 
 /// Tasks that wait in a channel's queue.
@@ -141,9 +142,17 @@ impl Array {
                 Op::BlockWrite { address, data } => self.block_write(u64::from(*address), data)?,
                 &Op::MaskWrite { address, value, mask } => self.mask_write(address, mask, value)?,
                 &Op::MaskPoll { address, value, mask } => {
+                    let (at, tile) = self.locate(address)?;
+                    check_poll(at, value, mask)?;
                     self.wait(host, &op.to_string(), |array| {
-                        let (at, tile) = array.locate(address)?;
-                        Ok(array.tiles[tile].read(at)? & mask == value)
+                        let tile = &mut array.tiles[tile];
+                        let found = match at.register {
+                            Register::LockRequest { index, acquires, amount } => {
+                                u32::from(tile.request(index, acquires, amount)?)
+                            }
+                            _ => tile.read(at)?,
+                        };
+                        Ok(found & mask == value)
                     })?;
                 }
                 Op::Sync(sync) => self.sync(sync, host)?,
@@ -227,7 +236,7 @@ impl Array {
         &mut self,
         host: &mut HostMemory,
         waits_for: &str,
-        done: impl Fn(&Self) -> Result<bool, Fault>,
+        mut done: impl FnMut(&mut Self) -> Result<bool, Fault>,
     ) -> Result<(), Fault> {
         while !done(self)? {
             if !self.advance(host)? {
@@ -256,13 +265,7 @@ impl Array {
                 }
                 progress |= match self.processes[index] {
                     Process::Channel(at) => self.advance_channel(at, budget, host)?,
-                    Process::Core(index) => {
-                        let Tile { place, core, memory, locks, .. } = &mut self.tiles[index];
-                        match core {
-                            Some(core) => core.advance(*place, memory, locks)?,
-                            None => false,
-                        }
-                    }
+                    Process::Core(index) => self.advance_core(index)?,
                 };
             }
             if progress {
@@ -273,6 +276,30 @@ impl Array {
                 return Ok(false);
             }
         }
+    }
+
+    /// Runs a core until it has to wait, and moves its cascade on; whether anything changed.
+    fn advance_core(&mut self, index: usize) -> Result<bool, Fault> {
+        let Some(mut core) = self.tiles[index].core.take() else { return Ok(false) };
+        let result = core.advance(&mut self.tiles[index]);
+        self.tiles[index].core = Some(core);
+        let mut progress = result?;
+        let TilePlace { column, row } = self.tiles[index].place;
+        while let Some(&word) = self.tiles[index].cascade_out.front() {
+            let south = TilePlace { column, row: row.saturating_sub(1) };
+            let south = self.index(south).filter(|_| usize::from(row) > FIRST_CORE_ROW);
+            let Some(south) = south else {
+                let place = TilePlace { column, row };
+                return Err(Fault::Cascade { place });
+            };
+            if self.tiles[south].cascade_in.len() >= CASCADE_WORDS {
+                break;
+            }
+            self.tiles[south].cascade_in.push_back(word);
+            self.tiles[index].cascade_out.pop_front();
+            progress = true;
+        }
+        Ok(progress)
     }
 
     /// Place in `inputs` of an S2MM channel.
@@ -330,12 +357,29 @@ impl Array {
         if words > 0 {
             left.push(format!("{words} words in FIFOs"));
         }
+        let cascades = self.tiles.iter().map(|tile| tile.cascade_in.len() + tile.cascade_out.len());
+        let cascades: usize = cascades.sum();
+        if cascades > 0 {
+            left.push(format!("{cascades} words in cascades"));
+        }
         let tokens: u32 = self.tokens.values().sum();
         if tokens > 0 {
             left.push(format!("{tokens} tokens"));
         }
         if left.is_empty() { Ok(()) } else { Err(Fault::Residue(left.join("; "))) }
     }
+}
+
+/// Checks that a poll is for something that the model has.
+fn check_poll(address: Address, value: u32, mask: u32) -> Result<(), Fault> {
+    let reason = match address.register {
+        Register::ChannelStatus { .. } if value != 0 => "only the end of a channel's work is modelled",
+        Register::LockRequest { .. } if (value, mask) != (1, 1) => {
+            "a request is repeated until it is granted"
+        }
+        _ => return Ok(()),
+    };
+    Err(Fault::Value { address, value, reason })
 }
 
 fn processes(tiles: &[Tile]) -> Vec<Process> {

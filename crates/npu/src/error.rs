@@ -58,6 +58,9 @@ pub enum Error {
         /// The feature.
         feature: String,
     },
+    /// A stream that an overlay cannot be used with.
+    #[error("instruction stream: {0}")]
+    WrongStream(&'static str),
     /// A line of a core's program that cannot be assembled.
     #[error("line {line} of the core program: {reason}")]
     Assembly {

@@ -14,10 +14,12 @@
 //! # Ok::<(), npu::Error>(())
 //! ```
 
+mod amd;
 mod int8;
 mod overlay;
 mod stream;
 
+pub use amd::AmdGemm;
 pub use int8::Int8;
 pub use overlay::{InputType, OutputType, Overlay, ShimPort};
 

@@ -25,7 +25,7 @@ use std::sync::LazyLock;
 
 pub use assembler::{assemble, disassemble};
 
-pub(crate) use operand::{CR_ROUNDING, CR_SATURATION};
+pub(crate) use operand::{CR_CASCADES, CR_ROUNDING, CR_SATURATION};
 pub use operand::{Operand, Register};
 
 use crate::bundle::Slot;
@@ -59,6 +59,8 @@ pub(crate) enum Op {
     Jump,
     JumpIfZero,
     JumpUnlessZero,
+    JumpDecrement,
+    Divide,
     Call,
     Return,
     Done,
@@ -78,7 +80,12 @@ pub(crate) enum Op {
     LoadVector,
     LoadWiden1632,
     LoadWiden3264,
+    LoadTile,
+    CascadeLow,
+    CascadeHigh,
     Store,
+    StoreTile,
+    CascadeWrite,
     StoreVector,
     StoreNarrow328,
     StoreNarrow3216,
@@ -90,6 +97,7 @@ pub(crate) enum Op {
     AdvanceStack,
     Multiply,
     MultiplyAdd,
+    MultiplyAddTwo,
     Clear,
 }
 
@@ -384,8 +392,8 @@ mod tests {
         for (slot, bits) in [(Slot::Alu, 0x10), (Slot::Vector, 0x1e0), (Slot::Store, 0)] {
             assert!(Instruction::decode(slot, bits).is_ok(), "{bits:#x}");
         }
-        let error = Instruction::decode(Slot::Alu, 0x18).expect_err("no instruction").to_string();
-        assert!(error.contains("alu 0x18 is no instruction"), "{error}");
+        let error = Instruction::decode(Slot::Alu, 0x38).expect_err("no instruction").to_string();
+        assert!(error.contains("alu 0x38 is no instruction"), "{error}");
         for text in
             ["add r1, r2", "add r32, r0, r0", "add r1, r2, #64", "lda r0, [p0, #2]", "jnz r0, nowhere"]
         {

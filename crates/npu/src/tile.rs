@@ -19,6 +19,8 @@ pub const PROGRAM_MEMORY: u32 = 16 << 10;
 
 const PROGRAM_AT: u32 = 0x2_0000;
 const CORE_CONTROL_AT: u32 = 0x3_2000;
+const PROCESSOR_BUS_AT: u32 = 0x3_2038;
+const CASCADE_CONTROL_AT: u32 = 0x3_6060;
 const SHIM_MUX_AT: u32 = 0x1_f000;
 const SHIM_DEMUX_AT: u32 = 0x1_f004;
 
@@ -101,8 +103,14 @@ pub(crate) struct Layout {
     bd_at: u32,
     s2mm_at: u32,
     mm2s_at: u32,
+    s2mm_status_at: u32,
+    mm2s_status_at: u32,
     locks_at: u32,
+    /// Registers that ask for a lock when they are read: one per lock, direction and amount.
+    requests_at: Option<u32>,
     switch_at: u32,
+    /// Events, their broadcasts and interrupts, from and to.
+    events: &'static [(u32, u32)],
 }
 
 impl TileKind {
@@ -119,8 +127,12 @@ impl TileKind {
                 bd_at: 0x1_d000,
                 s2mm_at: 0x1_d200,
                 mm2s_at: 0x1_d210,
+                s2mm_status_at: 0x1_d220,
+                mm2s_status_at: 0x1_d228,
                 locks_at: 0x1_4000,
+                requests_at: None,
                 switch_at: 0x3_f000,
+                events: &[(0x1_5000, 0x1_5014), (0x3_4000, 0x3_4600), (0x3_5000, 0x3_5054)],
             },
             Self::Memory => &Layout {
                 memory: MEMORY_TILE_MEMORY,
@@ -133,8 +145,12 @@ impl TileKind {
                 bd_at: 0xa_0000,
                 s2mm_at: 0xa_0600,
                 mm2s_at: 0xa_0630,
+                s2mm_status_at: 0xa_0660,
+                mm2s_status_at: 0xa_0680,
                 locks_at: 0xc_0000,
+                requests_at: Some(0xd_0000),
                 switch_at: 0xb_0000,
+                events: &[(0x9_4000, 0x9_4600)],
             },
             Self::Core => &Layout {
                 memory: CORE_MEMORY,
@@ -147,8 +163,13 @@ impl TileKind {
                 bd_at: 0x1_d000,
                 s2mm_at: 0x1_de00,
                 mm2s_at: 0x1_de10,
+                s2mm_status_at: 0x1_df00,
+                mm2s_status_at: 0x1_df10,
                 locks_at: 0x1_f000,
+                requests_at: Some(0x4_0000),
                 switch_at: 0x3_f000,
+                // Of the core, those that stop it after an error.
+                events: &[(0x1_4000, 0x1_4600), (0x3_2034, 0x3_2038), (0x3_4000, 0x3_4600)],
             },
         }
     }
@@ -188,10 +209,26 @@ pub enum Register {
         /// Its number.
         channel: usize,
     },
+    /// State of a DMA channel.
+    ChannelStatus {
+        /// Its direction.
+        direction: Direction,
+        /// Its number.
+        channel: usize,
+    },
     /// Value of a lock.
     Lock {
         /// The lock.
         index: usize,
+    },
+    /// Asks for a lock when it is read, and answers one if it got it.
+    LockRequest {
+        /// The lock.
+        index: usize,
+        /// Whether it is acquired; otherwise it is released.
+        acquires: bool,
+        /// The amount. Below zero, an acquisition waits for at least that much and takes it.
+        amount: i32,
     },
     /// Output port of the stream switch.
     Master {
@@ -216,6 +253,15 @@ pub enum Register {
     ShimDemux,
     /// Reset and enable of a core.
     CoreControl,
+    /// Whether a core can use the registers of its tile.
+    ProcessorBus,
+    /// Where a core's cascade comes from and leads to.
+    CascadeControl,
+    /// Events, broadcasts and interrupts.
+    Event {
+        /// Its byte offset.
+        offset: u32,
+    },
     /// A register that this crate has no use for.
     Other,
 }
@@ -249,6 +295,23 @@ impl Register {
                 };
             }
         }
+        for (direction, base) in
+            [(Direction::S2mm, layout.s2mm_status_at), (Direction::Mm2s, layout.mm2s_status_at)]
+        {
+            if let Some((channel, _)) = record(offset, base, 4, layout.channels) {
+                return Self::ChannelStatus { direction, channel };
+            }
+        }
+        if let Some(base) = layout.requests_at
+            && let Some((index, byte)) = record(offset, base, 0x400, layout.locks)
+        {
+            let amount = (byte >> 2 & 0x7f) as i32;
+            let amount = if amount < 0x40 { amount } else { amount - 0x80 };
+            return Self::LockRequest { index, acquires: byte & 0x200 != 0, amount };
+        }
+        if layout.events.iter().any(|&(from, to)| (from..to).contains(&offset)) {
+            return Self::Event { offset };
+        }
         if let Some((index, byte)) = record(offset, layout.locks_at, 0x10, layout.locks)
             // The multiplexers of shim tiles are at no lock, but a core's locks are where shims have multiplexers.
             && byte == 0
@@ -269,6 +332,8 @@ impl Register {
             (TileKind::Shim, SHIM_MUX_AT) => Self::ShimMux,
             (TileKind::Shim, SHIM_DEMUX_AT) => Self::ShimDemux,
             (TileKind::Core, CORE_CONTROL_AT) => Self::CoreControl,
+            (TileKind::Core, PROCESSOR_BUS_AT) => Self::ProcessorBus,
+            (TileKind::Core, CASCADE_CONTROL_AT) => Self::CascadeControl,
             (TileKind::Core, PROGRAM_AT..) if offset - PROGRAM_AT < PROGRAM_MEMORY => {
                 Self::Program { offset: offset - PROGRAM_AT }
             }
@@ -289,13 +354,26 @@ impl Register {
             Self::Descriptor { index, word } => layout.bd_at + 0x20 * index as u32 + 4 * word as u32,
             Self::ChannelControl { direction, channel } => queue(direction) + 8 * channel as u32,
             Self::TaskQueue { direction, channel } => queue(direction) + 8 * channel as u32 + 4,
+            Self::ChannelStatus { direction: Direction::S2mm, channel } => {
+                layout.s2mm_status_at + 4 * channel as u32
+            }
+            Self::ChannelStatus { direction: Direction::Mm2s, channel } => {
+                layout.mm2s_status_at + 4 * channel as u32
+            }
             Self::Lock { index } => layout.locks_at + 0x10 * index as u32,
+            Self::LockRequest { index, acquires, amount } => {
+                let request = 0x400 * index as u32 + 0x200 * u32::from(acquires) + 4 * (amount as u32 & 0x7f);
+                layout.requests_at? + request
+            }
             Self::Master { port } => layout.switch_at + 4 * port as u32,
             Self::Slave { port } => layout.switch_at + 0x100 + 4 * port as u32,
             Self::Slot { port, slot } => layout.switch_at + 0x200 + 0x10 * port as u32 + 4 * slot as u32,
             Self::ShimMux => SHIM_MUX_AT,
             Self::ShimDemux => SHIM_DEMUX_AT,
             Self::CoreControl => CORE_CONTROL_AT,
+            Self::ProcessorBus => PROCESSOR_BUS_AT,
+            Self::CascadeControl => CASCADE_CONTROL_AT,
+            Self::Event { offset } => offset,
             Self::Other => return None,
         };
         (Self::at(kind, offset) == self).then_some(offset)
@@ -310,13 +388,21 @@ impl fmt::Display for Register {
             Self::Descriptor { index, word } => write!(f, "bd{index}.{word}"),
             Self::ChannelControl { direction, channel } => write!(f, "{direction}{channel}.control"),
             Self::TaskQueue { direction, channel } => write!(f, "{direction}{channel}.queue"),
+            Self::ChannelStatus { direction, channel } => write!(f, "{direction}{channel}.status"),
             Self::Lock { index } => write!(f, "lock{index}"),
+            Self::LockRequest { index, acquires: true, amount } => write!(f, "lock{index}.acquire({amount})"),
+            Self::LockRequest { index, acquires: false, amount } => {
+                write!(f, "lock{index}.release({amount})")
+            }
             Self::Master { port } => write!(f, "master{port}"),
             Self::Slave { port } => write!(f, "slave{port}"),
             Self::Slot { port, slot } => write!(f, "slave{port}.slot{slot}"),
             Self::ShimMux => f.write_str("mux"),
             Self::ShimDemux => f.write_str("demux"),
             Self::CoreControl => f.write_str("core.control"),
+            Self::ProcessorBus => f.write_str("core.bus"),
+            Self::CascadeControl => f.write_str("core.cascade"),
+            Self::Event { offset } => write!(f, "event[{offset:#x}]"),
             Self::Other => f.write_str("register"),
         }
     }
@@ -375,7 +461,12 @@ mod tests {
         let channels = 2 * 2 * (2 + 6 + 2);
         let locks = 16 + 64 + 16;
         let ports = (22 + 5 * 23) + (17 + 5 * 18) + (23 + 5 * 25);
-        assert_eq!(known, memory + descriptors + channels + locks + ports + 2 + 1);
+        let statuses = 2 * (2 + 6 + 2);
+        let requests = (64 + 16) * 256;
+        let events = 5 + 4 * 0x180 + 0x54 / 4 + 1;
+        let rest = 2 + 3;
+        let descriptors = descriptors + statuses;
+        assert_eq!(known, memory + descriptors + channels + locks + requests + events + ports + rest);
     }
 
     #[test]
@@ -391,6 +482,15 @@ mod tests {
             (0x0652_0000, "core(3,5) program[0x0]"),
             (0x0023_2000, "core(0,2) core.control"),
             (0x0001_f004, "shim(0,0) demux"),
+            // The following are AMD's.
+            (0x0024_3bfc, "core(0,2) lock14.acquire(-1)"),
+            (0x0024_3c04, "core(0,2) lock15.release(1)"),
+            (0x061d_0604, "memory(3,1) lock1.acquire(1)"),
+            (0x0801_d220, "shim(4,0) s2mm0.status"),
+            (0x061a_0684, "memory(3,1) mm2s1.status"),
+            (0x0023_2038, "core(0,2) core.bus"),
+            (0x0023_6060, "core(0,2) core.cascade"),
+            (0x0019_40c0, "memory(0,1) event[0x940c0]"),
         ];
         for (address, text) in cases {
             assert_eq!(Address::of(address).to_string(), text);

@@ -8,6 +8,7 @@ use sha2::{Digest, Sha256};
 
 use super::Fault;
 use super::interpreter::Interpreter;
+use super::state::Tile;
 use crate::tile::{CORE_MEMORY, TilePlace};
 
 /// Double buffer between a core and a DMA channel.
@@ -87,7 +88,7 @@ impl CoreLibrary {
         let digest = Self::digest(program);
         match self.known.iter().find(|(known, _)| *known == digest) {
             Some((_, kernel)) => Ok(Core::Known(KnownCore::new(*kernel))),
-            None if self.interprets => Ok(Core::Interpreted(Box::new(Interpreter::new(program)))),
+            None if self.interprets => Ok(Core::Interpreted(Box::new(Interpreter::new(place, program)))),
             None => {
                 let digest = digest.iter().map(|byte| format!("{byte:02x}")).collect();
                 Err(Fault::UnknownProgram { place, digest })
@@ -121,15 +122,10 @@ impl Core {
     }
 
     /// Does the next piece of work if its locks allow it.
-    pub(super) fn advance(
-        &mut self,
-        place: TilePlace,
-        memory: &mut [u32],
-        locks: &mut [i32],
-    ) -> Result<bool, Fault> {
+    pub(super) fn advance(&mut self, tile: &mut Tile) -> Result<bool, Fault> {
         match self {
-            Self::Known(core) => core.advance(place, memory, locks),
-            Self::Interpreted(core) => core.advance(place, memory, locks),
+            Self::Known(core) => core.advance(tile.place, &mut tile.memory, &mut tile.locks),
+            Self::Interpreted(core) => core.advance(tile),
         }
     }
 }

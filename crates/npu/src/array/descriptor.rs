@@ -12,10 +12,47 @@ pub(super) struct Dimension {
     pub(super) step: u64,
 }
 
-/// What a descriptor does to a lock.
+/// The lock that a descriptor waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct LockAction {
+pub(super) struct Acquire {
     /// Number of the lock, which for memory tiles includes the neighbours' locks.
+    pub(super) id: usize,
+    pub(super) condition: Condition,
+}
+
+/// When a lock is acquired.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Condition {
+    /// When it has at least this much, which is taken.
+    AtLeast(i32),
+    /// When it has exactly this much. Nothing is taken: AMD's streams let several channels wait for the same value,
+    /// and one channel several times.
+    Exactly(i32),
+}
+
+impl Condition {
+    /// The condition that a signed number encodes.
+    pub(super) fn of(amount: i32) -> Self {
+        if amount < 0 { Self::AtLeast(-amount) } else { Self::Exactly(amount) }
+    }
+
+    /// Takes what it takes from the lock if it holds; whether it does.
+    pub(super) fn take(self, lock: &mut i32) -> bool {
+        match self {
+            Self::AtLeast(amount) if *lock >= amount => {
+                *lock -= amount;
+                true
+            }
+            Self::AtLeast(_) => false,
+            Self::Exactly(amount) => *lock == amount,
+        }
+    }
+}
+
+/// What a descriptor adds to a lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Release {
+    /// Number of the lock, as above.
     pub(super) id: usize,
     pub(super) amount: i32,
 }
@@ -31,9 +68,8 @@ pub(super) struct Descriptor {
     pub(super) iteration: Dimension,
     pub(super) iteration_current: u64,
     pub(super) next: Option<usize>,
-    /// Waits until the lock has the amount, and takes it.
-    pub(super) acquire: Option<LockAction>,
-    pub(super) release: Option<LockAction>,
+    pub(super) acquire: Option<Acquire>,
+    pub(super) release: Option<Release>,
 }
 
 fn bits(word: u32, from: u32, count: u32) -> u32 {
@@ -77,21 +113,17 @@ impl Descriptor {
         if parts.packet {
             return Err("packets, compression and out-of-order transfers are not modelled");
         }
-        if descriptor.length == 0 {
+        // Those of memory tiles in AMD's streams pass on a lock when a channel has done all before.
+        if descriptor.length == 0 && kind != TileKind::Memory {
             return Err("its length is zero");
         }
         if parts.acquire_enable {
-            let amount = signed7(parts.acquire_value);
-            // A value of −n takes n when there are n or more. Waiting for an exact value is not modelled.
-            if amount >= 0 {
-                return Err("acquiring a lock at an exact value is not modelled");
-            }
-            descriptor.acquire = Some(LockAction { id: parts.acquire_id as usize, amount: -amount });
+            let condition = Condition::of(signed7(parts.acquire_value));
+            descriptor.acquire = Some(Acquire { id: parts.acquire_id as usize, condition });
         }
         match signed7(parts.release_value) {
             0 => {}
-            amount if amount < 0 => return Err("it releases a negative amount"),
-            amount => descriptor.release = Some(LockAction { id: parts.release_id as usize, amount }),
+            amount => descriptor.release = Some(Release { id: parts.release_id as usize, amount }),
         }
         descriptor.next = parts.use_next.then_some(parts.next as usize);
         Ok(descriptor)
@@ -221,15 +253,15 @@ mod tests {
         let core = Descriptor::decode(TileKind::Core, &[0x03d0_0200, 0, 0, 0, 0, 0x0e04_3fe0, 0, 0]);
         let core = core.expect("a valid descriptor");
         assert_eq!((core.base, core.length, core.next), (0x3d00, 512, Some(1)));
-        assert_eq!(core.acquire, Some(LockAction { id: 0, amount: 1 }));
-        assert_eq!(core.release, Some(LockAction { id: 1, amount: 1 }));
+        assert_eq!(core.acquire, Some(Acquire { id: 0, condition: Condition::AtLeast(1) }));
+        assert_eq!(core.release, Some(Release { id: 1, amount: 1 }));
         assert_eq!([0, 1, 511].map(|index| core.offset(index, 0)), [0, 1, 511]);
 
         // A memory tile's output of 32 × 32 int16 as blocks of 4 × 4.
         let words = [0x200, 0x003a_0c00, 0x4_0000, 0x8_000f, 0x10_0001, 0x3f, 0, 0x8142_ff43];
         let memory = Descriptor::decode(TileKind::Memory, &words).expect("a valid descriptor");
         assert_eq!((memory.base, memory.length, memory.next), (0x8_3000, 512, Some(3)));
-        assert_eq!(memory.acquire, Some(LockAction { id: 0x43, amount: 1 }));
+        assert_eq!(memory.acquire, Some(Acquire { id: 0x43, condition: Condition::AtLeast(1) }));
         assert_eq!([0, 1, 2, 8, 64].map(|index| memory.offset(index, 0)), [0, 1, 16, 2, 64]);
 
         // A shim tile's input of 8 executions, 16 words apart.
@@ -239,6 +271,12 @@ mod tests {
         assert_eq!(shim.iteration, Dimension { wrap: 8, step: 16 });
         assert_eq!([15, 16, 512].map(|index| shim.offset(index, 0)), [15, 128, 4096]);
         assert_eq!(shim.offset(0, 7), 112);
+
+        // AMD's: a memory tile's input that waits for 4 and takes one from another lock.
+        let words = [0x4000, 0x003a_0800, 0, 0, 0, 0, 0, 0xff45_8444];
+        let memory = Descriptor::decode(TileKind::Memory, &words).expect("a valid descriptor");
+        assert_eq!(memory.acquire, Some(Acquire { id: 0x44, condition: Condition::Exactly(4) }));
+        assert_eq!(memory.release, Some(Release { id: 0x45, amount: -1 }));
         assert_eq!(shim.run(14, 1, 100), (0x40 + 4 * 30, 2));
         assert_eq!(core.run(5, 0, 100), (0x3d00 + 20, 100));
     }
@@ -249,13 +287,18 @@ mod tests {
             (TileKind::Core, [0x200, 0, 0, 0, 0, 0, 0, 0]),
             (TileKind::Core, [0x200, 0x4000_0000, 0, 0, 0, 0x0200_0000, 0, 0]),
             (TileKind::Core, [0, 0, 0, 0, 0, 0x0200_0000, 0, 0]),
-            // Acquires at exactly one; then releases −1.
-            (TileKind::Core, [0x200, 0, 0, 0, 0, 0x0200_1020, 0, 0]),
-            (TileKind::Core, [0x200, 0, 0, 0, 0, 0x03fc_0000, 0, 0]),
             (TileKind::Memory, [0x200, 0x0400_0000, 0, 0, 0, 0, 0, 0x8000_0000]),
         ];
         for (kind, words) in refused {
             assert!(Descriptor::decode(kind, &words).is_err(), "{kind:?} {words:x?}");
         }
+    }
+    #[test]
+    fn conditions_of_locks() {
+        let mut lock = 2;
+        assert!(Condition::of(2).take(&mut lock) && lock == 2, "nothing is taken");
+        assert!(!Condition::of(1).take(&mut lock), "exactly");
+        assert!(Condition::of(-1).take(&mut lock) && lock == 1);
+        assert!(!Condition::of(-2).take(&mut lock) && lock == 1);
     }
 }

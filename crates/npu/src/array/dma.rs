@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::descriptor::{self, Descriptor, LockAction};
+use super::descriptor::{self, Descriptor, Release};
 use super::host::HostMemory;
 use super::state::Task;
 use super::{Array, Fault};
@@ -11,7 +11,7 @@ use crate::tile::{Direction, MEMORY_TILE_MEMORY, TileKind, TilePlace};
 
 /// Words that an input port holds. Its size does not change results, only how far a sender runs ahead.
 pub(super) const FIFO_WORDS: usize = 64;
-const MAX_LOCK: i32 = 63;
+pub(super) const MAX_LOCK: i32 = 63;
 
 /// A task that is being executed.
 #[derive(Debug, Clone)]
@@ -156,12 +156,10 @@ impl Array {
             return Err(fault("the channel cannot use it"));
         }
         let descriptor = Descriptor::decode(kind, &tile.descriptors[index]).map_err(fault)?;
-        if let Some(action) = descriptor.acquire {
-            let lock = self.lock(at.tile, index, action)?;
-            if *lock < action.amount {
-                return Ok(None);
-            }
-            *lock -= action.amount;
+        if let Some(acquire) = descriptor.acquire
+            && !acquire.condition.take(self.lock(at.tile, index, acquire.id)?)
+        {
+            return Ok(None);
         }
         let execution = descriptor.iteration_current;
         let next = (execution + 1) % descriptor.iteration.wrap;
@@ -169,23 +167,23 @@ impl Array {
         Ok(Some(Transfer { descriptor, execution, done: 0 }))
     }
 
-    fn release(&mut self, tile: usize, index: usize, action: LockAction) -> Result<(), Fault> {
+    fn release(&mut self, tile: usize, index: usize, release: Release) -> Result<(), Fault> {
         let place = self.tiles[tile].place;
-        let lock = self.lock(tile, index, action)?;
-        *lock += action.amount;
-        if *lock > MAX_LOCK {
-            return Err(Fault::LockOverflow { place, index: action.id });
+        let lock = self.lock(tile, index, release.id)?;
+        *lock += release.amount;
+        if !(0..=MAX_LOCK).contains(lock) {
+            return Err(Fault::LockOverflow { place, index: release.id });
         }
         Ok(())
     }
 
     /// The lock that a descriptor names. Memory tiles name those of the west, their own, and those of the east.
-    fn lock(&mut self, tile: usize, index: usize, action: LockAction) -> Result<&mut i32, Fault> {
+    fn lock(&mut self, tile: usize, index: usize, id: usize) -> Result<&mut i32, Fault> {
         let place = self.tiles[tile].place;
         let fault = Fault::Descriptor { place, index, reason: "it names a lock that does not exist" };
         let (owner, id) = match place.kind() {
-            TileKind::Memory => (self.neighbour(tile, (action.id / 64) as u64), action.id % 64),
-            _ => (Some(tile), action.id),
+            TileKind::Memory => (self.neighbour(tile, (id / 64) as u64), id % 64),
+            _ => (Some(tile), id),
         };
         owner.and_then(|owner| self.tiles[owner].locks.get_mut(id)).ok_or(fault)
     }

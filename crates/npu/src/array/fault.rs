@@ -62,8 +62,8 @@ pub enum Fault {
         /// The byte address.
         address: u64,
     },
-    /// A lock above 63.
-    #[error("{place} lock{index} would exceed 63")]
+    /// A lock above 63 or below zero.
+    #[error("{place} lock{index} would leave 0 to 63")]
     LockOverflow {
         /// The tile.
         place: TilePlace,
@@ -99,6 +99,12 @@ pub enum Fault {
         port: usize,
         /// What is wrong with it.
         reason: &'static str,
+    },
+    /// A cascade that ends at a tile without a core to the south.
+    #[error("{place}: its cascade leads to no core")]
+    Cascade {
+        /// The tile.
+        place: TilePlace,
     },
     /// A completion token that the tile's packet rules do not lead to the controller.
     #[error("{place} {direction}{channel}: no rule leads its completion token to the controller")]

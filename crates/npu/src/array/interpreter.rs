@@ -11,11 +11,15 @@
 //! | loads that widen into an accumulator | 9 |
 //! | stores | 5, those of narrowed accumulators 7 |
 //! | moves and permutations of vectors | 2, or 1 for each other |
-//! | products of vectors | 5; the accumulator is read in the third cycle, and those of products a cycle earlier |
+//! | products of vectors | 5; accumulators are read in the third cycle, and those of products a cycle earlier |
+//! | reading the cascade | 7 |
+//! | registers of the tile | 7 for reading, 5 for writing |
 //! | jumps | five more bundles are executed before |
 //!
 //! A lock that cannot be acquired stops the core's clock. It is asked for one cycle after the instruction, when all
 //! stores must have reached memory: a release before that is an error here, and a race on hardware.
+//!
+//! The cascade stops the core's clock while there is nothing to read or no room to write.
 //!
 //! Cycles in which the hardware waits, as for a bank of memory, change no result and are not modelled. Whatever is
 //! not modelled is a [`Fault::Instruction`]: other instructions, modes of the multiplier, the neighbours' memory.
@@ -30,6 +34,7 @@ mod tests;
 use std::sync::Arc;
 
 use super::Fault;
+use super::state::{CASCADE_WORDS, CascadeWord, Tile};
 use crate::bundle::Bundle;
 use crate::isa::{Instruction, Mode, Op, Operand, Register};
 use crate::tile::{CORE_MEMORY, TilePlace};
@@ -44,6 +49,8 @@ const CYCLES: usize = 16;
 const BUDGET: usize = 256;
 /// Where a core sees its own data memory.
 const OWN_MEMORY: u32 = 0x7_0000;
+/// Where it sees the registers of its tile.
+const OWN_REGISTERS: u32 = 0x8_0000;
 /// The number under which a core knows its own tile's first lock.
 const OWN_LOCKS: i64 = 48;
 /// Value of a lock that overflows.
@@ -99,6 +106,8 @@ impl Action {
 struct Step {
     actions: Arc<[Action]>,
     bytes: u32,
+    reads_cascade: bool,
+    writes_cascade: bool,
 }
 
 /// Something that happens in a later cycle than its instruction was issued.
@@ -124,12 +133,32 @@ enum Event {
         words: Words,
         pc: u32,
     },
-    /// A product whose accumulator is read now.
+    LoadTile {
+        offset: u32,
+        index: usize,
+    },
+    StoreTile {
+        offset: u32,
+        value: u32,
+    },
+    /// A product whose accumulators are read now.
     Product {
         target: usize,
-        accumulator: Option<usize>,
+        accumulators: [Option<usize>; 2],
         product: vector::Product,
     },
+}
+
+impl Event {
+    /// Whether it accesses memory that others may share. Of scalars that are loaded, it is not known; AMD's programs
+    /// load variables of their own while they release locks.
+    fn uses_buffers(&self) -> bool {
+        match self {
+            Self::Load { to, .. } => !matches!(to, LoadTarget::Scalar(_)),
+            Self::Store { .. } => true,
+            _ => false,
+        }
+    }
 }
 
 /// The words of a store: one, or a vector's.
@@ -183,7 +212,10 @@ struct LockRequest {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Running,
+    /// For a lock.
     Waiting,
+    /// For the cascade.
+    Cascade,
     Done,
 }
 
@@ -201,28 +233,41 @@ pub(super) struct Interpreter {
     /// Delay slots that are left, and the target.
     jump: Option<(usize, u32)>,
     request: Option<LockRequest>,
+    /// What the current bundle reads from the cascade, and what it writes.
+    incoming: CascadeWord,
+    outgoing: CascadeWord,
     state: State,
 }
 
 impl Interpreter {
-    pub(super) fn new(program: &[u32]) -> Self {
+    pub(super) fn new(place: TilePlace, program: &[u32]) -> Self {
         let bytes: Vec<u8> = program.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let mut registers = Registers::new();
+        // The layout by which AMD's programs print it.
+        let id = u32::from(place.column) << 16 | u32::from(place.row);
+        registers.set_scalar(registers::index(Register::CoreId), id);
         Self {
             steps: vec![None; bytes.len().div_ceil(2)],
             program: bytes.into(),
-            registers: Registers::new(),
+            registers,
             events: Default::default(),
             cycle: 0,
             pc: 0,
             jump: None,
             request: None,
+            incoming: CascadeWord::default(),
+            outgoing: CascadeWord::default(),
             state: State::Running,
         }
     }
 
     /// Where it is, unless it waits for a lock or has ended.
     pub(super) fn pending(&self) -> Option<String> {
-        (self.state == State::Running).then(|| format!("runs at {:#x}", self.pc))
+        match self.state {
+            State::Running => Some(format!("runs at {:#x}", self.pc)),
+            State::Cascade => Some(format!("waits at {:#x} for the cascade", self.pc)),
+            State::Waiting | State::Done => None,
+        }
     }
 
     /// Which lock it waits for.
@@ -232,19 +277,13 @@ impl Interpreter {
     }
 
     /// Executes bundles until it has to wait; whether it executed any.
-    pub(super) fn advance(
-        &mut self,
-        place: TilePlace,
-        memory: &mut [u32],
-        locks: &mut [i32],
-    ) -> Result<bool, Fault> {
+    pub(super) fn advance(&mut self, tile: &mut Tile) -> Result<bool, Fault> {
         for executed in 0..BUDGET {
-            if self.state == State::Done || !self.answer(place, locks)? {
+            if self.state == State::Done || !self.answer(tile.place, &mut tile.locks)? || !self.issue(tile)? {
                 return Ok(executed > 0);
             }
-            self.issue(place)?;
             self.cycle += 1;
-            self.happen(place, memory)?;
+            self.happen(tile)?;
         }
         Ok(true)
     }
@@ -260,12 +299,7 @@ impl Interpreter {
                 self.state = State::Waiting;
                 return Ok(false);
             }
-        } else if self
-            .events
-            .iter()
-            .flatten()
-            .any(|event| matches!(event, Event::Load { .. } | Event::Store { .. }))
-        {
+        } else if self.events.iter().flatten().any(Event::uses_buffers) {
             let reason = format!("lock {index} is released while a load or store is in flight");
             return Err(self.fault(place, pc, reason));
         }
@@ -306,15 +340,32 @@ impl Interpreter {
                 actions.push(Action::new(instruction));
             }
         }
-        let step = Step { actions: actions.into(), bytes: bundle.bytes() as u32 };
+        let has = |ops: &[Op]| actions.iter().any(|action: &Action| ops.contains(&action.op));
+        let step = Step {
+            bytes: bundle.bytes() as u32,
+            reads_cascade: has(&[Op::CascadeLow, Op::CascadeHigh]),
+            writes_cascade: has(&[Op::CascadeWrite]),
+            actions: actions.into(),
+        };
         self.steps[pc as usize / 2] = Some(step.clone());
         Ok(step)
     }
 
-    /// Issues the next bundle: everything is read before anything is written.
-    fn issue(&mut self, place: TilePlace) -> Result<(), Fault> {
-        let pc = self.pc;
+    /// Issues the next bundle: everything is read before anything is written. Whether the cascade let it.
+    fn issue(&mut self, tile: &mut Tile) -> Result<bool, Fault> {
+        let (place, pc) = (tile.place, self.pc);
         let step = self.step(place, pc)?;
+        if step.reads_cascade || step.writes_cascade {
+            let starved = step.reads_cascade && tile.cascade_in.is_empty();
+            if starved || step.writes_cascade && tile.cascade_out.len() >= CASCADE_WORDS {
+                self.state = State::Cascade;
+                return Ok(false);
+            }
+            self.state = State::Running;
+            if step.reads_cascade {
+                self.incoming = tile.cascade_in.pop_front().unwrap_or_default();
+            }
+        }
         let next = pc + step.bytes;
         let mut target = None;
         for action in step.actions.iter() {
@@ -328,6 +379,9 @@ impl Interpreter {
                 }
                 target = Some(jump);
             }
+        }
+        if step.writes_cascade {
+            tile.cascade_out.push_back(self.outgoing);
         }
         self.pc = match &mut self.jump {
             Some((0 | 1, target)) => {
@@ -355,7 +409,7 @@ impl Interpreter {
                 self.pc = self.registers.scalar(Register::LoopStart);
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Puts an event `after` cycles from now.
@@ -365,7 +419,8 @@ impl Interpreter {
 
     /// What happens in the cycle that begins: results arrive, then memory is read and written, then accumulators are
     /// read.
-    fn happen(&mut self, place: TilePlace, memory: &mut [u32]) -> Result<(), Fault> {
+    fn happen(&mut self, tile: &mut Tile) -> Result<(), Fault> {
+        let place = tile.place;
         let mut events = std::mem::take(&mut self.events[self.cycle % CYCLES]);
         for event in &events {
             match event {
@@ -377,20 +432,33 @@ impl Interpreter {
         for event in &events {
             let Event::Load { address, to, pc } = event else { continue };
             let range = self.range(place, *pc, *address, to.words())?;
-            self.arrive(*to, &memory[range]).map_err(|reason| self.fault(place, *pc, reason))?;
+            self.arrive(*to, &tile.memory[range]).map_err(|reason| self.fault(place, *pc, reason))?;
         }
         for event in &events {
             let Event::Store { address, words, pc } = event else { continue };
             let range = self.range(place, *pc, *address, words.all().len())?;
-            memory[range].copy_from_slice(words.all());
+            tile.memory[range].copy_from_slice(words.all());
         }
         for event in &events {
-            let Event::Product { target, accumulator, product } = event else { continue };
-            let old = match accumulator {
-                Some(first) => self.lanes(File::Accumulator, *first, 4, Bypass::Product),
-                None => Lanes::zero(4),
-            };
-            let (file, first, lanes) = (File::Accumulator, *target, product.add(&old));
+            match event {
+                Event::LoadTile { offset, index } => {
+                    let value = tile.read_by_core(*offset)?;
+                    self.schedule(3, Event::Scalar { index: *index, value });
+                }
+                Event::StoreTile { offset, value } => tile.write_by_core(*offset, *value)?,
+                _ => {}
+            }
+        }
+        for event in &events {
+            let Event::Product { target, accumulators, product } = event else { continue };
+            let [first, second] = accumulators.map(|accumulator| {
+                accumulator.map(|first| self.lanes(File::Accumulator, first, 4, Bypass::Product))
+            });
+            let mut lanes = product.add(&first.unwrap_or_else(|| Lanes::zero(4)));
+            if let Some(second) = second {
+                lanes = product.add_lanes(&lanes, &second);
+            }
+            let (file, first) = (File::Accumulator, *target);
             self.schedule(3, Event::Vector { file, first, lanes, bypass: Bypass::Product });
         }
         // The same room again, for the events of this place in the next turn of cycles.

@@ -3,7 +3,8 @@
 use std::collections::VecDeque;
 
 use super::core::{Core, CoreLibrary};
-use super::dma::Active;
+use super::descriptor::Condition;
+use super::dma::{Active, MAX_LOCK};
 use super::switch::Switch;
 use super::{Fault, QUEUE_DEPTH};
 use crate::tile::{Address, Direction, Register, TileKind, TilePlace};
@@ -34,6 +35,12 @@ impl Channel {
     pub(super) fn controller_id(&self) -> u32 {
         self.control >> 8 & 0xff
     }
+
+    /// The status register: zero if there is nothing to do. Of what it does, only that it runs is modelled.
+    fn status(&self) -> u32 {
+        let running = u32::from(self.active.is_some());
+        (self.queue.len() as u32) << 20 | running << 19 | running << 1
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -47,8 +54,20 @@ pub(super) struct Tile {
     mm2s: Vec<Channel>,
     pub(super) switch: Switch,
     core_control: u32,
+    /// Whether the core can use the tile's registers.
+    pub(super) has_bus: bool,
+    /// Words of the cascade that come from the core to the north, and those that wait for the core to the south.
+    pub(super) cascade_in: VecDeque<CascadeWord>,
+    pub(super) cascade_out: VecDeque<CascadeWord>,
     pub(super) core: Option<Core>,
 }
+
+/// What the cascade moves at a time: half of an accumulator.
+pub(super) type CascadeWord = [[u32; 8]; 2];
+
+/// Words that a core's cascade holds in each direction. The number does not change results, only how far a core runs
+/// ahead.
+pub(super) const CASCADE_WORDS: usize = 4;
 
 const CORE_ENABLE: u32 = 1;
 const CORE_RESET: u32 = 2;
@@ -71,6 +90,9 @@ impl Tile {
             mm2s: vec![Channel::default(); layout.channels],
             switch: Switch::new(kind),
             core_control: 0,
+            has_bus: false,
+            cascade_in: VecDeque::new(),
+            cascade_out: VecDeque::new(),
             core: None,
         }
     }
@@ -101,6 +123,9 @@ impl Tile {
             Register::ChannelControl { direction, channel } => {
                 self.channels(direction).get(channel).map(|channel| channel.control)
             }
+            Register::ChannelStatus { direction, channel } => {
+                self.channels(direction).get(channel).map(Channel::status)
+            }
             Register::Lock { index } => self.locks.get(index).map(|&value| value as u32),
             Register::Master { port } => self.switch.masters.get(port).copied(),
             Register::Slave { port } => self.switch.slaves.get(port).copied(),
@@ -108,9 +133,61 @@ impl Tile {
             Register::ShimMux => Some(self.switch.mux),
             Register::ShimDemux => Some(self.switch.demux),
             Register::CoreControl => Some(self.core_control),
-            Register::TaskQueue { .. } | Register::Other => None,
+            Register::ProcessorBus => Some(u32::from(self.has_bus)),
+            Register::Event { .. } => Some(0),
+            // Reading a request changes a lock.
+            Register::TaskQueue { .. }
+            | Register::LockRequest { .. }
+            | Register::CascadeControl
+            | Register::Other => None,
         };
         value.ok_or(Fault::UnknownRegister(address))
+    }
+
+    /// What reading a request for a lock does; whether it was granted.
+    pub(super) fn request(&mut self, index: usize, acquires: bool, amount: i32) -> Result<bool, Fault> {
+        let place = self.place;
+        let Some(lock) = self.locks.get_mut(index) else {
+            return Err(Fault::LockOverflow { place, index });
+        };
+        if acquires {
+            return Ok(Condition::of(amount).take(lock));
+        }
+        *lock += amount;
+        if !(0..=MAX_LOCK).contains(lock) {
+            return Err(Fault::LockOverflow { place, index });
+        }
+        Ok(true)
+    }
+
+    /// The register at an offset, for the tile's own core.
+    fn core_register(&self, offset: u32) -> Result<Address, Fault> {
+        let address = Address::of(self.place.address(offset));
+        if !self.has_bus {
+            let reason = "the core uses it while its processor bus is off";
+            return Err(Fault::Value { address, value: 0, reason });
+        }
+        Ok(address)
+    }
+
+    /// A read by the tile's own core.
+    pub(super) fn read_by_core(&self, offset: u32) -> Result<u32, Fault> {
+        let address = self.core_register(offset)?;
+        match address.register {
+            Register::ChannelStatus { .. } | Register::Lock { .. } => self.read(address),
+            _ => Err(Fault::UnknownRegister(address)),
+        }
+    }
+
+    /// A write by the tile's own core.
+    pub(super) fn write_by_core(&mut self, offset: u32, value: u32) -> Result<(), Fault> {
+        let address = self.core_register(offset)?;
+        match address.register {
+            Register::Descriptor { .. } | Register::TaskQueue { .. } | Register::Lock { .. } => {
+                self.write(address, value, &CoreLibrary::new())
+            }
+            _ => Err(Fault::UnknownRegister(address)),
+        }
     }
 
     pub(super) fn write(&mut self, address: Address, value: u32, library: &CoreLibrary) -> Result<(), Fault> {
@@ -165,7 +242,16 @@ impl Tile {
                 }
                 self.core_control = value;
             }
-            Register::Other => return Err(Fault::UnknownRegister(address)),
+            Register::ProcessorBus => match value {
+                0 | 1 => self.has_bus = value == 1,
+                _ => return refuse("the processor bus is on or off"),
+            },
+            Register::CascadeControl if value == 0 => {}
+            Register::CascadeControl => return refuse("only cascades from north to south are modelled"),
+            Register::Event { .. } => {}
+            Register::ChannelStatus { .. } | Register::LockRequest { .. } | Register::Other => {
+                return Err(Fault::UnknownRegister(address));
+            }
         }
         Ok(())
     }

@@ -33,6 +33,8 @@ pub enum Register {
     Link,
     /// Stack pointer.
     Stack,
+    /// Where the core is: its column in the upper half, its row in the lower.
+    CoreId,
     /// Control register, by its number.
     Control(u8),
     /// Half of a vector register, 256 bits: twice its number, plus one for the upper half.
@@ -51,6 +53,9 @@ pub enum Register {
 pub(crate) const CR_SATURATION: u8 = 9;
 /// Number of the control register for rounding.
 pub(crate) const CR_ROUNDING: u8 = 6;
+
+/// Numbers of the control registers that switch the cascade to the south and from the north.
+pub(crate) const CR_CASCADES: [u8; 2] = [4, 7];
 
 /// Control registers by their numbers.
 const CONTROLS: [(u8, &str); 12] = [
@@ -84,6 +89,7 @@ impl fmt::Display for Register {
             Self::LoopCount => f.write_str("lc"),
             Self::Link => f.write_str("lr"),
             Self::Stack => f.write_str("sp"),
+            Self::CoreId => f.write_str("core_id"),
             Self::Control(n) => match CONTROLS.iter().find(|(number, _)| *number == n) {
                 Some((_, name)) => f.write_str(name),
                 None => write!(f, "cr{n}"),
@@ -139,8 +145,12 @@ pub(super) enum Kind {
     LoadConstant,
     /// Target of a constant from the arithmetic unit.
     AluConstant,
-    /// Either side of a move.
+    /// Target of a move.
     Move,
+    /// Source of a move.
+    MoveSource,
+    /// What is written to the cascade.
+    CascadeSource,
     /// Target of a shuffle.
     Shuffle,
     /// Sides of moves of 256 and 512 bits.
@@ -178,6 +188,8 @@ impl Kind {
             "mova" => Self::LoadConstant,
             "movx" => Self::AluConstant,
             "mov" => Self::Move,
+            "movs" => Self::MoveSource,
+            "mcd" => Self::CascadeSource,
             "shuffle" => Self::Shuffle,
             "qt" => Self::QuarterTarget,
             "qs" => Self::QuarterSource,
@@ -221,8 +233,8 @@ impl Kind {
 
     fn register(self, code: u16) -> Option<Register> {
         use Register::{
-            Am, Bm, Cm, Control, D, D3, Dc, Dj, Dn, Link, LoopCount, LoopEnd, LoopStart, M, P, R, S, Stack,
-            W, X,
+            Am, Bm, Cm, Control, CoreId, D, D3, Dc, Dj, Dn, Link, LoopCount, LoopEnd, LoopStart, M, P, R, S,
+            Stack, W, X,
         };
         let n = code as u8;
         // Halves of vector registers by their number, and whether they are the upper ones.
@@ -275,6 +287,12 @@ impl Kind {
                 },
                 _ => None,
             },
+            Self::MoveSource if code == 0b011_0111 => Some(CoreId),
+            Self::MoveSource => Self::Move.register(code),
+            Self::CascadeSource => match code & 1 {
+                0 => None,
+                _ => Self::Bm.register(code >> 1),
+            },
             Self::Shuffle => match code & 1 {
                 0 => Self::X.register(code >> 1),
                 // Of the halves of accumulators, only those of the first eight.
@@ -322,6 +340,8 @@ mod tests {
             (Kind::LoadConstant, 7, scalars),
             (Kind::AluConstant, 6, 33),
             (Kind::Move, 7, 32 + 8 + 4 * 8 + 4 + CONTROLS.len() + 5),
+            (Kind::MoveSource, 7, 32 + 8 + 4 * 8 + 4 + CONTROLS.len() + 6),
+            (Kind::CascadeSource, 6, 18),
             (Kind::W, 5, 24),
             (Kind::WideSource, 5, 24),
             (Kind::X, 4, 12),

@@ -31,7 +31,7 @@ pub(super) const NEAR: [(Mode, &str, &str); 6] = [
     (Mode::ThenThree, ".3d, [p:p], m:d3", "p3 0 m2 000"),
 ];
 
-pub(super) const TABLE: [(Slot, Op, &str, &str); 85] = [
+pub(super) const TABLE: [(Slot, Op, &str, &str); 93] = [
     // Arithmetic, constants, jumps, locks.
     (Alu, Op::Nop, "nopx", "0000000000 0000000000"),
     (Alu, Op::Add, "add d:r, a:r, i:i1", "a5 d5 i7 110"),
@@ -58,6 +58,8 @@ pub(super) const TABLE: [(Slot, Op, &str, &str); 85] = [
     (Alu, Op::Jump, "j p:p", "0000000000 p3 0001000"),
     (Alu, Op::Call, "jl p:p", "0000000000 p3 0101000"),
     (Alu, Op::Return, "ret lr", "0000000000 0000110000"),
+    (Alu, Op::JumpDecrement, "jnzd d:r, a:r, p:p", "a5 d5 p3 0011000"),
+    (Alu, Op::Divide, "divs d:r, r31, a:r, b:r", "a5 d5 b5 1010 0"),
     (Alu, Op::Done, "done", "0000000000 0000010000"),
     (Alu, Op::Event, "event i:u", "i2 000000000000 100000"),
     (Alu, Op::Acquire, "acq i:u, b:r", "i6 0 x 01 b5 00100"),
@@ -68,7 +70,7 @@ pub(super) const TABLE: [(Slot, Op, &str, &str); 85] = [
     (Move, Op::Nop, "nopm", "0000000000 000000 111000"),
     (Move, Op::Add, "add.nc d:mov, a:r, i:i1", "d7 a5 i4 11 i2 11"),
     (Move, Op::Constant, "mov d:mov, i:i1", "d7 i9 11 i1 1 00"),
-    (Move, Op::Move, "mov d:mov, a:mov", "d7 a7 10 1100 10"),
+    (Move, Op::Move, "mov d:mov, a:movs", "d7 a7 10 1100 10"),
     (Move, Op::MoveQuarter, "vmov d:qt, a:qs", "d7 a9 1110 10"),
     (Move, Op::MoveHalf, "vmov d:ht, a:hs", "d6 0 a9 1101 10"),
     (Move, Op::MoveWhole, "vmov d:cm, a:cm", "d4 0 01 a4 xxxxx 1101 10"),
@@ -93,6 +95,9 @@ pub(super) const TABLE: [(Slot, Op, &str, &str); 85] = [
     (LoadA, Op::AdvanceTwo, "padda.2d [p:p], m:d", "p3 m3 110 xxxx 11 xx 01 10"),
     (LoadA, Op::AdvanceThree, "padda.3d [p:p], m:d3", "p3 0 m2 000 xxxx 11 xx 01 10"),
     (LoadA, Op::AdvanceStack, "padda [sp], i:i32", "i13 11 xx 10 10"),
+    (LoadA, Op::LoadTile, "lda.tm d:r, [p:p]", "p3 xxxxxx 1110 d5 000"),
+    (LoadA, Op::CascadeLow, "vmov.lo d:cm, scd", "xxxxxx 111 xxxx d4 0 100"),
+    (LoadA, Op::CascadeHigh, "vmov.hi d:cm, scd", "xxxxxx 111 xxxx d4 1 100"),
     // Loads by unit B.
     (LoadB, Op::Nop, "nopb", "000000000 0000000"),
     (LoadB, Op::LoadVector, "vldb d:w NEAR32", "NEAR d5 01"),
@@ -112,10 +117,14 @@ pub(super) const TABLE: [(Slot, Op, &str, &str); 85] = [
     (Store, Op::Advance, "padds [p:p], i:i4", "p3 i10 11 xx 11 01"),
     (Store, Op::AdvanceTwo, "padds.2d [p:p], m:d", "p3 m3 110 xxxx 11 xx 01 01"),
     (Store, Op::AdvanceThree, "padds.3d [p:p], m:d3", "p3 0 m2 000 xxxx 11 xx 01 01"),
+    (Store, Op::StoreTile, "st.tm a:scalar, [p:p]", "p3 1 x 0111 1000 a7 0"),
+    (Store, Op::CascadeWrite, "vmov mcd, a:mcd", "0000 11111 0000 a6 10"),
     // Vector arithmetic.
     (Vector, Op::Nop, "nopv", "00000 0000 0000 0000 1111 00000"),
     (Vector, Op::MultiplyAdd, "vmac d:cm, e:cm, a:x, b:x, c:r", "c5 e4 0 a4 b4 d4 0000"),
     (Vector, Op::Multiply, "vmul d:cm, a:x, b:x, c:r", "c5 1111 0 a4 b4 d4 0000"),
+    // Operand d is an accumulator that is added, and the target.
+    (Vector, Op::MultiplyAddTwo, "vaddmac d:cm, e:cm, a:x, b:x, c:r", "c5 d4 1 a4 b4 e4 0000"),
     (Vector, Op::Clear, "vclr d:cm", "xxxxx xxxx 0 1111 0000 d4 1000"),
     // Jumps and moves with long constants.
     (Long, Op::Nop, "nopxm", "00000 00000000000000000000 00000000000000 000"),

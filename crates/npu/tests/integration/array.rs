@@ -105,7 +105,6 @@ fn unknown_programs_are_not_run() {
     let error = Array::load(1, &small_overlay::cdo(), CoreLibrary::new()).expect_err("no program is known");
     assert!(matches!(error, Fault::UnknownProgram { .. }), "{error}");
     if let Some(file) = data("mladf_gemm_4x4_a8w8acc32.xclbin") {
-        // Its cores are not modelled, and the model says so instead of guessing.
         assert!(Array::load(5, &cdo(&file), CoreLibrary::new()).is_err());
     }
 }

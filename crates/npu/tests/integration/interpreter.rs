@@ -208,13 +208,13 @@ fn an_unknown_instruction_is_a_fault_that_names_it() {
     let bundle = Bundle::decode(&program[at..]).expect("a bundle");
     let mut instructions = bundle.instructions().to_vec();
     let place = instructions.iter_mut().find(|(slot, bits)| (*slot, *bits) == (event.slot(), event.encode()));
-    place.expect("it is there").1 = 0x18;
+    place.expect("it is there").1 = 0x38;
     let new = Bundle::new(&instructions).expect("the same slots").encode();
     program[at..at + new.len()].copy_from_slice(&new);
     let plan = GemmPlan::new(overlay, 1, 1, 1).expect("a plan");
     let mut array = interpreted(overlay, &with_program(&cdo, command, &program)).expect("a configuration");
     let fault =
         product(&mut array, &plan.stream().expect("a stream"), &plan, &[1], &[1]).expect_err("unknown");
-    let text = "core(0,2) at 0x524: `alu 0x18`: the model does not know this instruction";
+    let text = "core(0,2) at 0x524: `alu 0x38`: the model does not know this instruction";
     assert_eq!(fault.to_string(), format!("array model: {text}"));
 }

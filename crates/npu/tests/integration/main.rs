@@ -3,6 +3,7 @@
 //! Tests with public overlays run if INDRIK_TEST_DATA names a folder with `npu/`. Those with the overlay in
 //! `small_overlay.rs`, which our own writer makes, always run.
 
+mod amd;
 mod array;
 mod files;
 mod gemm;

@@ -2,9 +2,11 @@
 
 use super::registers::{index, is_pointer, parts};
 use super::vector::{self, Bypass, Lanes, Product};
-use super::{Action, DELAY_SLOTS, Event, Interpreter, LoadTarget, LockRequest, OWN_LOCKS, State, Words};
+use super::{
+    Action, DELAY_SLOTS, Event, Interpreter, LoadTarget, LockRequest, OWN_LOCKS, OWN_REGISTERS, State, Words,
+};
 
-use crate::isa::{CR_ROUNDING, CR_SATURATION, Mode, Op, Register};
+use crate::isa::{CR_CASCADES, CR_ROUNDING, CR_SATURATION, Mode, Op, Register};
 use crate::tile::TilePlace;
 
 /// Bits of a pointer.
@@ -61,12 +63,31 @@ impl Interpreter {
                 {
                     return Err(format!("how {a:#x} is extended to 32 bits is not modelled"));
                 }
+                if let Register::Control(number) = action.d
+                    && CR_CASCADES.contains(&number)
+                {
+                    return Err("switching the cascade on or off is not modelled".to_owned());
+                }
                 self.set(action.d, 1, a);
             }
             Op::Jump => return Ok(Some(action.constant.map_or(a_pointer(self, action), |to| to as u32))),
             Op::JumpIfZero | Op::JumpUnlessZero => {
                 let taken = (a == 0) == (action.op == Op::JumpIfZero);
                 return Ok(taken.then(|| action.constant.unwrap_or(0) as u32));
+            }
+            // The value before tells whether it jumps: a counter starts at one less than the passes of its loop.
+            Op::JumpDecrement => {
+                self.set(action.d, 1, a.wrapping_sub(1));
+                return Ok((a != 0).then(|| a_pointer(self, action)));
+            }
+            // One bit of a division: the remainder takes the next bit of r31, which gets a bit of the quotient.
+            Op::Divide => {
+                let rest = value(Register::R(31));
+                let remainder = u64::from(a) << 1 | u64::from(rest >> 31);
+                let fits = remainder >= u64::from(b);
+                let remainder = if fits { remainder - u64::from(b) } else { remainder };
+                self.set(action.d, 1, remainder as u32);
+                self.set(Register::R(31), 1, rest << 1 | u32::from(fits));
             }
             Op::Call => {
                 let mut link = next;
@@ -108,6 +129,27 @@ impl Interpreter {
                 let shift = value(action.shift);
                 self.load(action, pc, LoadTarget::Accumulator { first, from, shift })?;
             }
+            Op::LoadTile | Op::StoreTile => {
+                let offset = self.register_offset(action, place)?;
+                let event = match action.op {
+                    Op::LoadTile => Event::LoadTile { offset, index: index(action.d) },
+                    _ => Event::StoreTile { offset, value: a },
+                };
+                self.schedule(4, event);
+            }
+            Op::CascadeLow | Op::CascadeHigh => {
+                let [low, high] = self.incoming;
+                let zero = [0; 8];
+                let parts = match action.op {
+                    Op::CascadeLow => [low, high, zero, zero],
+                    _ => [zero, zero, low, high],
+                };
+                self.set_wide(action.d, 7, Lanes::from_parts(&parts), Bypass::None);
+            }
+            Op::CascadeWrite => {
+                let lanes = self.wide(action.a, Bypass::None);
+                self.outgoing.copy_from_slice(lanes.parts());
+            }
             Op::Store => self.store(action, pc, 4, Words::One(a))?,
             Op::StoreVector => {
                 let words = self.wide(action.a, Bypass::None).parts()[0];
@@ -128,13 +170,22 @@ impl Interpreter {
             Op::AdvanceTwo => {
                 self.advance_two(action);
             }
-            Op::AdvanceThree => return Err(DIMENSIONS.to_owned()),
-            Op::Multiply | Op::MultiplyAdd => {
+            Op::AdvanceThree => {
+                self.advance_three(action);
+            }
+            Op::Multiply | Op::MultiplyAdd | Op::MultiplyAddTwo => {
                 let [a, b] = [action.a, action.b].map(|register| self.wide(register, Bypass::None));
                 let product = Product::new(value(action.c), &a, &b)?;
-                let (_, target, _) = parts(action.d);
-                let accumulator = (action.op == Op::MultiplyAdd).then(|| parts(action.e).1);
-                self.schedule(2, Event::Product { target, accumulator, product });
+                let [(_, target, _), (_, added, _)] = [action.d, action.e].map(parts);
+                let accumulators = match action.op {
+                    Op::Multiply => [None, None],
+                    Op::MultiplyAdd => [Some(added), None],
+                    _ => [Some(target), Some(added)],
+                };
+                if action.op == Op::MultiplyAddTwo && product.clears() {
+                    return Err("clearing one of two accumulators is not modelled".to_owned());
+                }
+                self.schedule(2, Event::Product { target, accumulators, product });
             }
             Op::Clear => self.set_wide(action.d, 5, Lanes::zero(4), Bypass::Product),
         }
@@ -197,7 +248,8 @@ impl Interpreter {
             }
             Mode::Stack => value(Register::Stack).wrapping_add(constant),
             Mode::ThenTwo => self.advance_two(action),
-            Mode::ThenThree | Mode::None => return Err(DIMENSIONS.to_owned()),
+            Mode::ThenThree => self.advance_three(action),
+            Mode::None => pointer,
         };
         Ok(address & mask)
     }
@@ -214,6 +266,35 @@ impl Interpreter {
         self.set(action.pointer, 1, pointer.wrapping_add(by));
         self.set(Register::Dc(n), 1, count);
         pointer
+    }
+
+    /// The same in three dimensions: the second pair of registers counts the passes of the first.
+    fn advance_three(&mut self, action: &Action) -> u32 {
+        let Register::D3(n) = action.modifier else { return 0 };
+        let value = |register| self.registers.scalar(register);
+        let outer = n + 4;
+        let pointer = value(action.pointer);
+        let counts = [Register::Dc(n), Register::Dc(outer)];
+        let [inner_count, outer_count] = counts.map(value);
+        let (by, after) = if inner_count != value(Register::Dn(n)) {
+            (Register::Dj(n), [inner_count.wrapping_add(1), outer_count])
+        } else if outer_count != value(Register::Dn(outer)) {
+            (Register::Dj(outer), [0, outer_count.wrapping_add(1)])
+        } else {
+            (Register::M(n), [0, 0])
+        };
+        self.set(action.pointer, 1, pointer.wrapping_add(value(by)));
+        counts.into_iter().zip(after).for_each(|(register, count)| self.set(register, 1, count));
+        pointer
+    }
+
+    /// The offset of the tile's register that a pointer names.
+    fn register_offset(&self, action: &Action, place: TilePlace) -> Result<u32, String> {
+        let address = self.registers.scalar(action.pointer);
+        match address.checked_sub(OWN_REGISTERS) {
+            Some(offset) if offset.is_multiple_of(4) => Ok(offset),
+            _ => Err(format!("{address:#x} is no register of {place}")),
+        }
     }
 
     fn load(&mut self, action: &Action, pc: u32, to: LoadTarget) -> Result<(), String> {
@@ -237,8 +318,6 @@ impl Interpreter {
         self.store(action, pc, 6, Words::Vector(words))
     }
 }
-
-const DIMENSIONS: &str = "pointers that move in three dimensions are not modelled";
 
 /// The pointer that a jump names.
 fn a_pointer(core: &Interpreter, action: &Action) -> u32 {

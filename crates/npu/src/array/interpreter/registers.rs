@@ -14,7 +14,7 @@ pub(super) enum File {
 
 const VECTOR_PARTS: usize = 24;
 const ACCUMULATOR_PARTS: usize = 36;
-const SCALARS: usize = 98;
+const SCALARS: usize = 99;
 /// Bits of pointers and their kin.
 const POINTER_MASK: u32 = 0xf_ffff;
 
@@ -41,6 +41,7 @@ pub(super) fn index(register: Register) -> usize {
         Register::Stack => 79,
         Register::LoopCount => 80,
         Register::Control(n) => 81 + usize::from(n & 15),
+        Register::CoreId => 97,
         Register::D(_)
         | Register::D3(_)
         | Register::W(_)
@@ -120,9 +121,14 @@ mod tests {
         files.iter().for_each(|file| (0..8).for_each(|n| places[index(file(n))] += 1));
         (0..4).for_each(|n| places[index(Register::S(n))] += 1);
         (0..16).for_each(|n| places[index(Register::Control(n))] += 1);
-        for register in
-            [Register::LoopStart, Register::LoopEnd, Register::Link, Register::Stack, Register::LoopCount]
-        {
+        for register in [
+            Register::LoopStart,
+            Register::LoopEnd,
+            Register::Link,
+            Register::Stack,
+            Register::LoopCount,
+            Register::CoreId,
+        ] {
             places[index(register)] += 1;
         }
         assert_eq!(places, [vec![1; SCALARS - 1], vec![0]].concat());

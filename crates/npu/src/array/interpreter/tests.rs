@@ -6,32 +6,29 @@ use crate::isa::assemble;
 
 const PLACE: TilePlace = TilePlace { column: 1, row: 3 };
 
-/// A core with its memory, whose word at `n` is `n`, and its locks, which all have 1.
+/// A core with its tile, whose memory has `n` at word `n`, and whose locks all have 1.
 struct Bench {
     core: Interpreter,
-    memory: Vec<u32>,
-    locks: Vec<i32>,
+    tile: Tile,
 }
 
 impl Bench {
     fn new(source: &str) -> Self {
         let mut program = assemble(source).expect("a program");
         program.resize(program.len().next_multiple_of(4), 0);
-        Self {
-            core: Interpreter::new(&words_of(&program)),
-            memory: (0..16 << 10).collect(),
-            locks: vec![1; 16],
-        }
+        let mut tile = Tile::new(PLACE);
+        (tile.memory, tile.locks, tile.has_bus) = ((0..16 << 10).collect(), vec![1; 16], true);
+        Self { core: Interpreter::new(PLACE, &words_of(&program)), tile }
     }
 
     /// Runs until the core waits or has ended.
     fn run(&mut self) -> Result<(), Fault> {
-        while self.core.advance(PLACE, &mut self.memory, &mut self.locks)? {}
+        while self.core.advance(&mut self.tile)? {}
         Ok(())
     }
 
     fn word(&self, at: usize) -> u32 {
-        self.memory[at / 4]
+        self.tile.memory[at / 4]
     }
 }
 
@@ -138,7 +135,7 @@ fn pointers_move_in_one_and_two_dimensions() {
     let bench = run("mova m0, #8\nmova dn0, #2\nmova dj0, #4\nmova dc0, #0\nmov p0, p7\nmova r0, #-1\n\
                      st.2d r0, [p0], d0\nst.2d r0, [p0], d0\nst.2d r0, [p0], d0\nst r0, [p0], m0\npadda [p0], #-4\n\
                      st r0, [p0, dj0]");
-    let written: Vec<usize> = (0..16).filter(|&word| bench.memory[word] == u32::MAX).collect();
+    let written: Vec<usize> = (0..16).filter(|&word| bench.tile.memory[word] == u32::MAX).collect();
     assert_eq!(written, [0, 1, 2, 4, 6]);
     let stack = run("movxm sp, #0x70000\nnop\npaddb [sp], #64\nmova r0, #3\nst r0, [sp, #-60]");
     assert_eq!(stack.word(4), 3);
@@ -187,16 +184,18 @@ fn locks_stop_the_clock() {
     bench.run().expect("a wait");
     assert_eq!((bench.core.state, bench.word(0)), (State::Waiting, 0));
     assert!(bench.core.waits().is_some_and(|text| text.contains("until lock 1 has 2")));
-    bench.locks[1] = 3;
+    bench.tile.locks[1] = 3;
     bench.run().expect("an end");
-    assert_eq!((bench.core.state, bench.word(0), &bench.locks[..3]), (State::Done, 25, &[1, 1, 4][..]));
+    assert_eq!((bench.core.state, bench.word(0), &bench.tile.locks[..3]), (State::Done, 25, &[1, 1, 4][..]));
 }
 
 #[test]
 fn what_is_not_modelled_is_a_fault_that_says_where() {
-    let at = "core(1,3) at 0x6: `";
     for (source, want) in [
-        ("padda.3d [p0], d0", "three dimensions"),
+        ("movxm p0, #0x70000\nlda.tm r0, [p0]", "0x70000 is no register of core(1,3)"),
+        ("movxm p0, #0xb2000\nst.tm r0, [p0]", "core(1,3) core.control is a register that the model"),
+        ("mov crSCDEn, r0", "switching the cascade"),
+        ("vaddmac cm0, cm1, x0, x0, r0", "multiplier"),
         ("lda r0, [p0, #0]", "0x0 is not in the tile's own memory"),
         ("vlda wl0, [p7, dj0]; movx r0, #1\nnop", ""),
         ("mov dj0, #4\nvlda wl0, [p7, dj0]", "0x70004 is no multiple of 32"),
@@ -214,14 +213,88 @@ fn what_is_not_modelled_is_a_fault_that_says_where() {
             continue;
         }
         let text = fault(source);
-        assert!(text.contains(want) && text.starts_with("core(1,3) at 0x"), "{source}: {text}");
+        assert!(text.contains(want) && text.starts_with("core(1,3) "), "{source}: {text}");
     }
-    assert!(fault("padda.3d [p0], d0").starts_with(&format!("{at}padda.3d [p0], d0`")));
-    let mut bench = Bench { core: Interpreter::new(&[0x1_8001 | 0x1000_0000]), ..Bench::new("nop") };
+    assert!(fault("acq #3, r0").starts_with("core(1,3) at 0x6: `acq #3, r0`"));
+    let mut bench = Bench { core: Interpreter::new(PLACE, &[0x1_8001 | 0x1000_0000]), ..Bench::new("nop") };
     assert!(bench.run().is_err(), "no bundle");
     // An instruction of another overlay: its slot and bits.
-    let unknown = crate::bundle::Bundle::new(&[(crate::bundle::Slot::Alu, 0x18)]).expect("a bundle").encode();
-    let mut bench = Bench { core: Interpreter::new(&words_of(&unknown)), ..Bench::new("nop") };
+    let unknown = crate::bundle::Bundle::new(&[(crate::bundle::Slot::Alu, 0x38)]).expect("a bundle").encode();
+    let mut bench = Bench { core: Interpreter::new(PLACE, &words_of(&unknown)), ..Bench::new("nop") };
     let text = bench.run().expect_err("unknown").to_string();
-    assert_eq!(text, "core(1,3) at 0x0: `alu 0x18`: the model does not know this instruction");
+    assert_eq!(text, "core(1,3) at 0x0: `alu 0x38`: the model does not know this instruction");
+}
+
+#[test]
+fn pointers_in_three_dimensions() {
+    // Two words, three times 16 bytes apart, then 64 bytes on from where the last pass began.
+    let source = "mov dn0, #1; movx r5, #0\nmova dc0, #0; mov dj0, #4\nmova dc4, #0; mov dn4, #2\n\
+        mova m0, #28; mov dj4, #12\nmov p0, p7\n"
+        .to_owned()
+        + &"padda.3d [p0], d0\n".repeat(6)
+        + "mov r0, p0\nst r0, [p7, #0]\nmov r0, dc0\nst r0, [p7, #4]\nmov r0, dc4\nst r0, [p7, #8]";
+    let bench = run(&source);
+    assert_eq!([bench.word(0), bench.word(4), bench.word(8)], [0x7_0000 + 2 * (4 + 12) + 4 + 28, 0, 0]);
+    let bench = run(&source.replacen("padda.3d [p0], d0\n", "", 3));
+    assert_eq!([bench.word(0), bench.word(4), bench.word(8)], [0x7_0000 + 4 + 12 + 4, 1, 1]);
+}
+
+#[test]
+fn counters_and_divisions() {
+    // The body runs once more than the counter says.
+    let bench = run("movx r0, #3; mov r1, #0\nmovxm p0, #32\nnop\nnop\nnop\n.align 32\n\
+        jnzd r0, r0, p0\nadd r1, r1, #1\nnop\nnop\nnop\nnop\nst r1, [p7, #0]\nst r0, [p7, #4]");
+    assert_eq!([bench.word(0), bench.word(4)], [4, u32::MAX]);
+    for (dividend, divisor) in [(100, 7), (7, 100), (0xffff_ffff, 2), (1, 1), (0x8000_0001, 0xffff_fffe)] {
+        let steps = "divs r3, r31, r3, r1\n".repeat(32);
+        let bench = run(&format!(
+            "movxm r31, #{}\nmovxm r1, #{}\nmovx r3, #0\n{steps}st r31, [p7, #0]\nst r3, [p7, #4]",
+            dividend as i32, divisor as i32
+        ));
+        assert_eq!([bench.word(0), bench.word(4)], [dividend / divisor, dividend % divisor]);
+    }
+}
+
+#[test]
+fn a_product_is_added_to_two_accumulators() {
+    // All elements of x0 are 1, of x1 2: each sum has 8 products.
+    let bench = run("movx r2, #776; mov r0, #1\nmovx r1, #2\nvbcst.8 x0, r0\nvbcst.8 x1, r1\nnop\n\
+        vmul cm0, x0, x1, r2\nvmul cm1, x1, x1, r2\nnop\nvaddmac cm0, cm1, x0, x1, r2\n\
+        nop\nnop\nnop\nnop\nvst amll0, [p7, #0]");
+    assert_eq!(bench.word(0), 16 + 32 + 16);
+}
+
+#[test]
+fn cascades_move_halves_of_accumulators() {
+    let mut bench = Bench::new(
+        "movxm p7, #0x70000\nvmov.lo cm1, scd\nvmov.hi cm2, scd\nnop\nnop\nnop\nnop\nnop\nnop\n\
+         vmov mcd, bml1\nvmov mcd, bmh1\nvmov mcd, bmh2\nvmov mcd, bml2\nvmov mcd, bmh2\ndone\nnop",
+    );
+    bench.run().expect("it waits");
+    assert!(bench.core.pending().is_some_and(|work| work.contains("for the cascade")));
+    let word = |first: u32| [std::array::from_fn(|lane| first + lane as u32), [9; 8]];
+    bench.tile.cascade_in.extend([word(100), word(200)]);
+    bench.run().expect("it waits until there is room");
+    assert_eq!(bench.tile.cascade_out.len(), CASCADE_WORDS);
+    // What is not read is zero.
+    let zero = [[0; 8]; 2];
+    assert_eq!(bench.tile.cascade_out, [word(100), zero, word(200), zero]);
+    bench.tile.cascade_out.clear();
+    bench.run().expect("the rest");
+    assert_eq!((bench.core.state, &bench.tile.cascade_out[0]), (State::Done, &word(200)));
+}
+
+#[test]
+fn cores_use_the_registers_of_their_tile() {
+    let lock5 = "movxm p0, #0x9f050\nmova r0, #7\nst.tm r0, [p0]\nnop\nnop\nnop\nnop\nlda.tm r1, [p0]\n";
+    let bench = run(&format!("{lock5}nop\nnop\nnop\nnop\nnop\nnop\nst r1, [p7, #0]"));
+    assert_eq!((bench.word(0), bench.tile.locks[5]), (7, 7));
+    let early = run(&format!("movx r1, #3\n{lock5}nop\nnop\nnop\nnop\nnop\nst r1, [p7, #0]"));
+    assert_eq!(early.word(0), 3, "it arrives after seven cycles");
+    let mut off = Bench::new(lock5);
+    off.tile.has_bus = false;
+    let text = off.run().expect_err("a fault").to_string();
+    assert!(text.contains("core(1,3) lock5") && text.contains("processor bus is off"), "{text}");
+    let id = run("mov r0, core_id\nst r0, [p7, #0]");
+    assert_eq!(id.word(0), 1 << 16 | 3);
 }

@@ -68,6 +68,20 @@ impl Lanes {
         self.words().chunks_exact(2).map(|pair| (u64::from(pair[1]) << 32 | u64::from(pair[0])) as i64)
     }
 
+    /// Adds values to the lanes, which wrap around.
+    fn add(&mut self, values: &[i64; 32], lane: u32) {
+        let words = self.parts.as_flattened_mut();
+        if lane == 64 {
+            for (pair, value) in words.chunks_exact_mut(2).zip(values) {
+                let old = u64::from(pair[1]) << 32 | u64::from(pair[0]);
+                let new = old.wrapping_add(*value as u64);
+                (pair[0], pair[1]) = (new as u32, (new >> 32) as u32);
+            }
+        } else {
+            words.iter_mut().zip(values).for_each(|(word, value)| *word = word.wrapping_add(*value as u32));
+        }
+    }
+
     fn from_wide(values: &[i64]) -> Self {
         let words: Vec<u32> = values.iter().flat_map(|&value| [value as u32, (value >> 32) as u32]).collect();
         Self::from_words(&words)
@@ -138,19 +152,28 @@ impl Product {
         Ok(Self { sums, lane, zero: configuration & 1 != 0 })
     }
 
+    /// Whether the accumulator counts as zero.
+    pub(super) fn clears(&self) -> bool {
+        self.zero
+    }
+
     /// The sum with an accumulator. Lanes wrap around.
     pub(super) fn add(&self, accumulator: &Lanes) -> Lanes {
         let mut result = if self.zero { Lanes::zero(4) } else { accumulator.clone() };
-        let words = result.parts.as_flattened_mut();
+        result.add(&self.sums, self.lane);
+        result
+    }
+
+    /// The sum of two accumulators with lanes of this product's width.
+    pub(super) fn add_lanes(&self, a: &Lanes, b: &Lanes) -> Lanes {
+        let mut values = [0; 32];
         if self.lane == 64 {
-            for (pair, sum) in words.chunks_exact_mut(2).zip(self.sums) {
-                let old = u64::from(pair[1]) << 32 | u64::from(pair[0]);
-                let new = old.wrapping_add(sum as u64);
-                (pair[0], pair[1]) = (new as u32, (new >> 32) as u32);
-            }
+            values.iter_mut().zip(b.wide()).for_each(|(to, value)| *to = value);
         } else {
-            words.iter_mut().zip(self.sums).for_each(|(word, sum)| *word = word.wrapping_add(sum as u32));
+            values.iter_mut().zip(b.words()).for_each(|(to, &word)| *to = i64::from(word));
         }
+        let mut result = a.clone();
+        result.add(&values, self.lane);
         result
     }
 }
