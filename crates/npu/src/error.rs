@@ -169,6 +169,7 @@ impl Error {
             | Self::ContextLost => true,
             Self::Malformed { .. }
             | Self::Unsupported { .. }
+            | Self::WrongStream(_)
             | Self::Assembly { .. }
             | Self::Shape { .. }
             | Self::HeapFull { .. }
