@@ -127,6 +127,59 @@ fn changes(program: &[u8], range: std::ops::Range<usize>, random: &mut Random) -
     changes
 }
 
+/// The changes to `gemm-256-1col` that change no result, of all: events, a pointer that is saved for nobody, no shift
+/// instead of none, a step that equals the other, and the zero of another register.
+const UNNOTICED: (usize, &[&str]) = (
+    392,
+    &[
+        "0x524: event #0 → nopx",
+        "0x524: mov s0, #0 → nopm",
+        "0x524: st p7, [sp, #-28] → nops",
+        "0x524: st p7, [sp, #-28] → st p7, [sp, #-156]",
+        "0x55a: padds [p3], m0 → padds.3d [p3], d0",
+        "0x756: lda p7, [sp, #-28] → nopa",
+        "0x756: event #1 → nopx",
+        "0x756: event #1 → event #3",
+        "0x78c: event #0 → nopx",
+        "0x7b0: vst wl0, [p0, dj0] → vst wh0, [p0, dj0]",
+        "0x84c: event #1 → nopx",
+    ],
+);
+
+/// The same of our overlay: bits above those of addresses, and locks that are free before they are asked for.
+const UNNOTICED_OF_INT8: (usize, &[&str]) = (
+    316,
+    &[
+        "0x6: movxm r21, #475136 → movxm r21, #268910592",
+        "0x36: movxm le, #640 → movxm le, #2097792",
+        "0x3c: acq #52, r16 → nopx",
+        "0x5a: acq #51, r16 → nopx",
+    ],
+);
+
+/// Checks changes of all programs, or of every `step`-th.
+fn check(changes: &[Change], step: usize, unnoticed: (usize, &[&str]), is_missed: impl Fn(&[u8]) -> bool) {
+    let all = std::env::var_os("INDRIK_TEST_ALL").is_some();
+    let (mut count, mut missed) = (0, Vec::new());
+    for change in changes.iter().step_by(if all { 1 } else { step }) {
+        count += 1;
+        if is_missed(&change.program) {
+            missed.push(format!("{:#x}: {}", change.at, change.text));
+        }
+    }
+    println!("{} of {count} changes are not noticed:\n{}", missed.len(), missed.join("\n"));
+    if all {
+        assert_eq!(
+            (count, missed.iter().map(String::as_str).collect::<Vec<_>>()),
+            (unnoticed.0, unnoticed.1.to_vec())
+        );
+    } else {
+        let unexpected: Vec<_> =
+            missed.iter().filter(|missed| !unnoticed.1.contains(&missed.as_str())).collect();
+        assert!(count > 20 && unexpected.is_empty(), "of {count}: {unexpected:#?}");
+    }
+}
+
 #[test]
 fn a_changed_instruction_is_noticed() {
     let overlay = &Overlay::GEMM_256_1COL;
@@ -144,24 +197,17 @@ fn a_changed_instruction_is_noticed() {
         array.and_then(|array| product(&mut array.with_limit(4000), &stream, &plan, &a, &b))
     };
     assert_eq!(run(&bytes).expect("the program as it is"), want);
-    let all = std::env::var_os("INDRIK_TEST_ALL").is_some();
     // The inner loops of the product, and the loop that clears C.
     let changes = changes(&bytes, 0x500..0x850, &mut random);
-    let (mut count, mut missed) = (0, Vec::new());
-    for change in changes.iter().step_by(if all { 1 } else { 9 }) {
-        count += 1;
-        match run(&change.program) {
-            Ok(have) if have == want => missed.push(format!("{:#x}: {}", change.at, change.text)),
-            Err(npu::Error::Array(Fault::Instruction { place, instruction, .. })) => {
-                assert_eq!(place, TilePlace { column: 0, row: 2 });
-                assert!(!instruction.is_empty());
-            }
-            _ => {}
+    check(&changes, 9, UNNOTICED, |program| match run(program) {
+        Ok(have) => have == want,
+        Err(npu::Error::Array(Fault::Instruction { place, instruction, .. })) => {
+            assert_eq!(place, TilePlace { column: 0, row: 2 });
+            assert!(!instruction.is_empty());
+            false
         }
-    }
-    println!("{} of {count} changes are not noticed:\n{}", missed.len(), missed.join("\n"));
-    // What is left are events, registers that are saved for nobody, and bits that change nothing here.
-    assert!(count > 40 && missed.len() * 12 < count, "{} of {count}", missed.len());
+        Err(_) => false,
+    });
 }
 
 #[test]
@@ -183,17 +229,8 @@ fn a_changed_instruction_of_the_int8_overlay_is_noticed() {
         plan.unpack_c(host.argument(2).expect("three arguments"))
     };
     let want = run(&bytes).expect("the program as it is");
-    let all = std::env::var_os("INDRIK_TEST_ALL").is_some();
     let changes = changes(&bytes, 0..bytes.len(), &mut random);
-    let (mut count, mut missed) = (0, Vec::new());
-    for change in changes.iter().step_by(if all { 1 } else { 15 }) {
-        count += 1;
-        if run(&change.program).is_ok_and(|have| have == want) {
-            missed.push(format!("{:#x}: {}", change.at, change.text));
-        }
-    }
-    println!("{} of {count} changes are not noticed:\n{}", missed.len(), missed.join("\n"));
-    assert!(count > 20 && missed.len() * 12 < count, "{} of {count}", missed.len());
+    check(&changes, 15, UNNOTICED_OF_INT8, |program| run(program).is_ok_and(|have| have == want));
 }
 
 #[test]
