@@ -16,7 +16,7 @@
 //! | registers of the tile | 7 for reading, 5 for writing |
 //! | jumps | five more bundles are executed before |
 //!
-//! A lock that cannot be acquired stops the core's clock. It is asked for one cycle after the instruction, when all
+//! A lock that cannot be acquired stops the core's clock. It is requested one cycle after the instruction, when all
 //! stores must have reached memory: a release before that is an error here, and a race on hardware.
 //!
 //! The cascade stops the core's clock while there is nothing to read or no room to write.
@@ -279,17 +279,20 @@ impl Interpreter {
     /// Executes bundles until it has to wait; whether it executed any.
     pub(super) fn advance(&mut self, tile: &mut Tile) -> Result<bool, Fault> {
         for executed in 0..BUDGET {
-            if self.state == State::Done || !self.answer(tile.place, &mut tile.locks)? || !self.issue(tile)? {
+            if self.state == State::Done
+                || !self.poll_lock(tile.place, &mut tile.locks)?
+                || !self.issue(tile)?
+            {
                 return Ok(executed > 0);
             }
             self.cycle += 1;
-            self.happen(tile)?;
+            self.retire_events(tile)?;
         }
         Ok(true)
     }
 
-    /// Does what the last bundle asked of a lock; whether the core can go on.
-    fn answer(&mut self, place: TilePlace, locks: &mut [i32]) -> Result<bool, Fault> {
+    /// Acquires or releases the lock that the last bundle requested; whether the core can go on.
+    fn poll_lock(&mut self, place: TilePlace, locks: &mut [i32]) -> Result<bool, Fault> {
         let Some(LockRequest { index, change, pc }) = self.request else { return Ok(true) };
         let Some(lock) = locks.get_mut(index) else {
             return Err(self.fault(place, pc, format!("there is no lock {index}")));
@@ -417,9 +420,9 @@ impl Interpreter {
         self.events[(self.cycle + after) % CYCLES].push(event);
     }
 
-    /// What happens in the cycle that begins: results arrive, then memory is read and written, then accumulators are
-    /// read.
-    fn happen(&mut self, tile: &mut Tile) -> Result<(), Fault> {
+    /// The events of the cycle that begins: results reach registers, then memory is read and written, then accumulators
+    /// are read.
+    fn retire_events(&mut self, tile: &mut Tile) -> Result<(), Fault> {
         let place = tile.place;
         let mut events = std::mem::take(&mut self.events[self.cycle % CYCLES]);
         for event in &events {
@@ -432,7 +435,7 @@ impl Interpreter {
         for event in &events {
             let Event::Load { address, to, pc } = event else { continue };
             let range = self.range(place, *pc, *address, to.words())?;
-            self.arrive(*to, &tile.memory[range]).map_err(|reason| self.fault(place, *pc, reason))?;
+            self.complete_load(*to, &tile.memory[range]).map_err(|reason| self.fault(place, *pc, reason))?;
         }
         for event in &events {
             let Event::Store { address, words, pc } = event else { continue };
@@ -469,8 +472,8 @@ impl Interpreter {
         Ok(())
     }
 
-    /// Loaded words on their way to a register.
-    fn arrive(&mut self, to: LoadTarget, words: &[u32]) -> Result<(), String> {
+    /// Schedules the write of loaded words to their register.
+    fn complete_load(&mut self, to: LoadTarget, words: &[u32]) -> Result<(), String> {
         let (after, event) = match to {
             LoadTarget::Scalar(index) => (3, Event::Scalar { index, value: words[0] }),
             LoadTarget::Vector(file, first) => {

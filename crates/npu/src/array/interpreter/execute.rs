@@ -100,7 +100,7 @@ impl Interpreter {
             }
             Op::Return => return Ok(Some(value(Register::Link))),
             Op::Done => self.state = State::Done,
-            Op::Acquire | Op::Release => self.ask(action, pc, a, b)?,
+            Op::Acquire | Op::Release => self.request_lock(action, pc, a, b)?,
             Op::MoveQuarter => self.copy(action, Bypass::None),
             Op::MoveHalf => self.copy(action, Bypass::Move),
             Op::MoveWhole => self.copy(action, Bypass::None),
@@ -211,8 +211,8 @@ impl Interpreter {
         self.set_wide(action.d, 2, lanes, bypass);
     }
 
-    /// Asks for a lock of the tile: a register or a constant says which.
-    fn ask(&mut self, action: &Action, pc: u32, a: u32, amount: u32) -> Result<(), String> {
+    /// Requests a lock of the tile: a register or a constant says which.
+    fn request_lock(&mut self, action: &Action, pc: u32, a: u32, amount: u32) -> Result<(), String> {
         let number = action.constant.unwrap_or(i64::from(a));
         let index = usize::try_from(number - OWN_LOCKS).ok().filter(|index| *index < 16);
         let index = index.ok_or_else(|| format!("lock {number} is not the tile's own"))?;
@@ -222,7 +222,7 @@ impl Interpreter {
             return Err(format!("an amount of {change} is not modelled"));
         }
         if self.request.is_some() {
-            return Err("another lock is asked for in the same cycle".to_owned());
+            return Err("another lock is requested in the same cycle".to_owned());
         }
         self.request = Some(LockRequest { index, change, pc });
         Ok(())
