@@ -9,8 +9,8 @@
 //! | cores | by function, for programs known by SHA-256, or by their instructions ([`CoreLibrary`]) |
 //! | cascades | of interpreted cores, from north to south |
 //!
-//! Not modelled: time, packets with data, zero padding, and events, whose registers are written
-//! without effect. What else is not modelled is a [`Fault`], never ignored. A stream that waits for something that cannot happen is a
+//! Not modelled: time, packets with data, zero padding, and events, whose registers are written without effect. What
+//! else is not modelled is a [`Fault`], never ignored. A stream that waits for something that cannot happen is a
 //! [`Fault::Hang`] with the channels that are blocked.
 //!
 //! Channels and cores are scheduled round-robin. [`Array::with_seed`] starves one of them, which then runs only when

@@ -1,8 +1,7 @@
 //! Programs of the cores: bundles of up to six instructions, one per slot.
 //!
 //! A bundle has 2 to 16 bytes. Its lowest bits say how many; further fixed bits say which slots it has, in the table
-//! below. Slots that it has not do nothing. What the bits of a slot mean is not known here: the array model knows
-//! programs as a whole ([`CoreLibrary`](crate::array::CoreLibrary)).
+//! below. Slots that it does not have do nothing. What the bits of a slot mean is in [`isa`](crate::isa).
 //!
 //! ```
 //! use npu::bundle::{Bundle, Slot};

@@ -2,7 +2,7 @@
 //!
 //! An overlay's routes, locks and programs are fixed; a stream chooses what the shim tiles read and write. The
 //! unit of work is a block of C: one tile of C per core, over the overlay's own K. A [`GemmPlan`] pads a shape to
-//! whole blocks, and generates the stream. A K beyond the overlay's is split: each part gives a matrix of partial
+//! whole blocks, and generates the stream. A K beyond the overlay's is split: each split gives a matrix of partial
 //! sums, and [`GemmPlan::unpack_c`] adds them.
 //!
 //! ```
@@ -97,7 +97,7 @@ impl<'a> GemmPlan<'a> {
         self.padded
     }
 
-    /// Parts of K, each with a matrix of partial sums.
+    /// K splits, each with a matrix of partial sums.
     pub fn k_splits(&self) -> usize {
         self.padded.1 / self.overlay.block().1
     }

@@ -22,11 +22,11 @@ pub struct PingPong {
     pub full: usize,
 }
 
-/// A program that multiplies matrices: for each tile of C, the sum over `k_tiles` products of int16 tiles of A and B,
-/// in int32.
+/// A program that multiplies matrices: for each tile of C, the sum over `k_tiles` products of tiles of A and B. Streams
+/// are generated from these sizes, whatever the elements are.
 ///
-/// Tiles are stored as blocks of 4 × 4, block after block by rows. Sums wrap around; whether the hardware's do is not
-/// known, since public tests stay below.
+/// Programs that a [`CoreLibrary`] knows multiply int16 with int32 sums, and store tiles as blocks of 4 × 4, block after
+/// block by rows. Their sums wrap around; whether the hardware's do is not known, since public tests stay below.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GemmKernel {
     /// Rows of a tile of A and C.

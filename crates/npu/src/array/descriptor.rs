@@ -293,6 +293,7 @@ mod tests {
             assert!(Descriptor::decode(kind, &words).is_err(), "{kind:?} {words:x?}");
         }
     }
+
     #[test]
     fn conditions_of_locks() {
         let mut lock = 2;

@@ -93,8 +93,8 @@ impl Int8 {
         })
     }
 
-    /// The same with C in int8: sums divided by 2^shift, rounded and saturated by the cores ([`OutputType::Int8`]). K is
-    /// at most 512 then. `None` for a shift of 32 or more.
+    /// The same with C in int8: sums divided by 2^shift, rounded and saturated by the cores ([`OutputType::Int8`]). K
+    /// is at most 512 then. `None` for a shift of 32 or more.
     pub fn requantised(self, shift: u8) -> Option<Self> {
         (shift < 32).then_some(Self { shift: Some(shift), ..self })
     }
@@ -472,7 +472,8 @@ fn source(shift: Option<u8>) -> String {
         None => ("r22", String::new(), String::new()),
         Some(shift) => {
             let control = format!(
-                "movxm r23, #{}\nmovxm r5, #{NEAREST_EVEN}\nmovxm r6, #{SATURATE}\nmov s0, #{shift}\n{wait3}movx crRnd, r5\nmovx crSat, r6\n",
+                "movxm r23, #{}\nmovxm r5, #{NEAREST_EVEN}\nmovxm r6, #{SATURATE}\nmov s0, #{shift}\n\
+                 {wait3}movx crRnd, r5\nmovx crSat, r6\n",
                 OWN_MEMORY + SUMS
             );
             let stores: String = (0..8)
@@ -483,7 +484,8 @@ fn source(shift: Option<u8>) -> String {
                 })
                 .collect();
             let narrow = format!(
-                "mova r12, #{rows}; mov p4, r23\nmov p5, r22\nnarrow:\n{load_c}{wait6}add r12, r12, #-1\n{stores}{wait6}{wait6}"
+                "mova r12, #{rows}; mov p4, r23\nmov p5, r22\nnarrow:\n{load_c}{wait6}add r12, r12, #-1\n\
+                 {stores}{wait6}{wait6}"
             );
             ("r23", control, narrow)
         }

@@ -101,7 +101,7 @@ pub struct Overlay {
 }
 
 impl Overlay {
-    /// One core, 256³: `iron/builds/gemm-256-1col.xclbin` of tibrezus/xdna-npu-toolkit, commit ef0ef97.
+    /// One core, 256³: `iron/builds/gemm-256-1col.xclbin` of tibrezus/xdna-npu-toolkit, commit de0ea1a.
     pub const GEMM_256_1COL: Self = Self {
         name: "gemm-256-1col",
         file: digest("29fa6a26b1cfb298411d5ac2fc7b716d089b9a4d8599cc0031a4aa7de9ab7102"),

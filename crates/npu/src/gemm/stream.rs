@@ -1,8 +1,8 @@
 //! Streams for matrix products.
 //!
-//! A phase is one block row of C by at most [`MAX_COLUMN_BLOCKS`] block columns, over one part of K. A is read again
-//! for each block column; B moves on by iteration; C is one transfer. Two phases are in flight, each with
-//! its own descriptors, so that the array does not stall on the controller between them.
+//! A phase is one block row of C by at most [`MAX_COLUMN_BLOCKS`] block columns, over one K split. A is read again for
+//! each block column; B moves on by iteration; C is one transfer. Two phases are in flight, each with its own
+//! descriptors, so that the array does not stall on the controller between them.
 
 use super::{GemmPlan, ShimPort};
 use crate::error::Result;
@@ -73,7 +73,7 @@ impl Transfer {
     }
 }
 
-/// Block row, first block column, block columns and part of K of a phase.
+/// Block row, first block column, block columns and K split of a phase.
 #[derive(Debug, Clone, Copy)]
 struct Phase {
     row: usize,
