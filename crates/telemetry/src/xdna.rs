@@ -72,7 +72,7 @@ impl NpuGeneration {
         match self {
             Self::Xdna1 => {
                 "it would not make replies faster: the GPU reads weights several times as fast. With --npu it \
-                 computes matrix products of image encoders and embedding models"
+                 computes matrix products of image encoders and embedding models (not yet run on hardware by us)"
             }
             Self::Xdna2 => {
                 "Indrik does not drive this generation; FastFlowLM runs small models on it, at less power but more \
