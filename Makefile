@@ -87,7 +87,7 @@ soak: setup ## the long tests: load for INDRIK_SOAK=1800 seconds (`make test` ha
 	INDRIK_TEST_ALL=1 cargo test -p indrik-model --lib killed
 	INDRIK_TEST_ALL=1 cargo test -p indrik-model --test integration
 	$(call export_path,GGUF,test-model) INDRIK_TEST_ALL=1 cargo test -p indrik-cli --test integration -- restart several_models npu::
-	INDRIK_NPU_CASES=1000000 INDRIK_TEST_ALL=1 cargo test -p indrik-npu --test integration -- hostile interpreter our_own
+	INDRIK_NPU_CASES=1000000 INDRIK_TEST_ALL=1 cargo test -p indrik-npu --test integration -- hostile mutation interpreter int8 amd
 	$(call export_path,SMOLLM2,test-smollm2) cargo test -p indrik-text -p indrik-checkpoint --test integration _time -- --ignored
 	INDRIK_SOAK=$(or $(INDRIK_SOAK),1800) cargo test -p indrik-cli --test load -- --nocapture
 

@@ -1,6 +1,6 @@
 //! Damaged files: an error, or what encodes to the same again; never a panic.
 //!
-//! Each test takes thousands of damaged inputs. INDRIK_NPU_CASES sets how many.
+//! Each test takes thousands of damaged inputs. INDRIK_NPU_CASES sets how many of each.
 
 use npu::array::{Array, CoreLibrary, Fault, HostMemory};
 use npu::bundle::{Bundle, Slot};
@@ -12,7 +12,16 @@ use npu::xclbin::{Cdo, CdoCommand, Partition, Pdi, Xclbin};
 use super::{Random, data, small_overlay};
 
 fn cases() -> usize {
-    std::env::var("INDRIK_NPU_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(20_000)
+    cases_or(20_000)
+}
+
+/// Cases of tests that load an array for each: a megabyte that has to be made.
+fn cases_of_arrays() -> usize {
+    cases_or(2000)
+}
+
+fn cases_or(default: usize) -> usize {
+    std::env::var("INDRIK_NPU_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(default)
 }
 
 /// Changes a few bytes or words, or cuts, repeats or inserts some.
@@ -187,7 +196,7 @@ fn random_programs_on_a_core() {
     let mut random = Random(31);
     let core = TilePlace { column: 0, row: 2 };
     let address = |register: Register| core.address(register.offset(TileKind::Core).expect("a register"));
-    let (mut ran, cases) = (0, cases() / 10);
+    let (mut ran, cases) = (0, cases_of_arrays());
     for _ in 0..cases {
         let mut program = random_program(&mut random);
         if random.below(4) == 0 {
@@ -295,8 +304,7 @@ fn damaged_configurations_and_streams_in_the_array() {
     let host =
         HostMemory::from_arguments(vec![vec![1; 8 * 32 * 2], vec![1; 32 * 16 * 2], vec![0; 8 * 16 * 4]]);
     let (mut random, mut ran) = (Random(23), 0);
-    // An array is a megabyte that has to be made; a tenth of the cases take as long as all of another test.
-    let cases = cases() / 10;
+    let cases = cases_of_arrays();
     for case in 0..cases {
         let (mut cdo, mut stream) = (cdo.clone(), stream.clone());
         damage(if case % 2 == 0 { &mut cdo } else { &mut stream }, &mut random);
