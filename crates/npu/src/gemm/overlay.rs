@@ -66,7 +66,7 @@ impl OutputType {
     }
 
     /// The element of C for a sum.
-    pub fn of_sum(self, sum: i32) -> i32 {
+    pub fn requantize(self, sum: i32) -> i32 {
         let Self::Int8 { shift } = self else { return sum };
         let (floor, rest) = (i64::from(sum) >> shift, i64::from(sum) & ((1 << shift) - 1));
         let half = (1i64 << shift) / 2;
@@ -206,13 +206,13 @@ mod tests {
 
     #[test]
     fn sums_are_rounded_to_even_and_saturate() {
-        let of = |shift, sum| OutputType::Int8 { shift }.of_sum(sum);
+        let of = |shift, sum| OutputType::Int8 { shift }.requantize(sum);
         assert_eq!([-6, -5, -2, 2, 5, 6, 7].map(|sum| of(2, sum)), [-2, -1, 0, 0, 1, 2, 2]);
         assert_eq!(
             [i32::MIN, -300, -128, 127, 128, i32::MAX].map(|sum| of(0, sum)),
             [-128, -128, -128, 127, 127, 127]
         );
         assert_eq!([of(31, i32::MIN), of(31, i32::MAX), of(24, i32::MIN)], [-1, 1, -128]);
-        assert_eq!(OutputType::Int32.of_sum(i32::MIN), i32::MIN);
+        assert_eq!(OutputType::Int32.requantize(i32::MIN), i32::MIN);
     }
 }

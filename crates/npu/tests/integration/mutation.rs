@@ -153,7 +153,7 @@ fn every_bit_of_the_small_overlay_matters() {
         }
     }
     assert!(unnoticed.is_empty(), "of {count} changes: {unnoticed:#?}");
-    println!("{count} changes of the configuration, all noticed");
+    assert_eq!(count, 2126);
 }
 
 /// The bits of a stream's words that change what it does.
@@ -183,6 +183,24 @@ fn stream_words(op: &mut Op) -> Vec<&mut u32> {
     }
 }
 
+/// Every change with a meaning: the instruction, the word in it, and its bits.
+fn stream_changes(stream: &Stream) -> Vec<(usize, usize, u32)> {
+    let mut changes = Vec::new();
+    for (index, op) in stream.ops().enumerate() {
+        for word in 0..stream_words(&mut op.clone()).len() {
+            changes.push((index, word, meaningful_in_stream(op, word)));
+        }
+    }
+    changes.retain(|&(_, _, bits)| bits != 0);
+    changes
+}
+
+fn flip_in_stream(stream: &Stream, index: usize, word: usize, bit: u32) -> Stream {
+    let mut changed = stream.clone();
+    *stream_words(&mut changed.instructions[index].op)[word] ^= 1 << bit;
+    changed
+}
+
 #[test]
 fn every_bit_of_a_stream_for_the_small_overlay_matters() {
     let overlay = small_overlay::overlay();
@@ -190,18 +208,15 @@ fn every_bit_of_a_stream_for_the_small_overlay_matters() {
     let (cdo, stream) = (small_overlay::cdo(), case.plan.stream().expect("a stream"));
     let mut count = 0;
     let mut unnoticed = Vec::new();
-    for index in 0..stream.instructions.len() {
-        let op = &stream.instructions[index].op;
-        for word in 0..stream_words(&mut op.clone()).len() {
-            for bit in set_bits(meaningful_in_stream(op, word)) {
-                let mut changed = stream.clone();
-                *stream_words(&mut changed.instructions[index].op)[word] ^= 1 << bit;
-                count += 1;
-                if case.passes(&cdo, &changed) {
-                    unnoticed.push(format!("{op}: word {word} bit {bit}"));
-                }
+    for (index, word, bits) in stream_changes(&stream) {
+        for bit in set_bits(bits) {
+            count += 1;
+            if case.passes(&cdo, &flip_in_stream(&stream, index, word, bit)) {
+                unnoticed.push(format!("{}: word {word} bit {bit}", stream.instructions[index].op));
             }
         }
+    }
+    for index in 0..stream.instructions.len() {
         // Any instruction that is missing, except a descriptor that was the same before.
         let mut shorter = stream.clone();
         let missing = shorter.instructions.remove(index).op;
@@ -212,17 +227,17 @@ fn every_bit_of_a_stream_for_the_small_overlay_matters() {
         }
     }
     assert!(unnoticed.is_empty(), "of {count} changes: {unnoticed:#?}");
-    println!("{count} changes of the stream, all noticed");
+    assert_eq!(count, 1405);
 }
 
-/// Changes one bit of each word with a meaning, or of every n-th of them, of a public overlay.
-fn public(overlay: &'static Overlay, shape: (usize, usize, usize), every: usize) {
+/// The same for a public overlay.
+fn public(overlay: &'static Overlay, shape: (usize, usize, usize), every: (usize, usize)) {
     let Some(file) = data(&format!("{}.xclbin", overlay.name)) else { return };
     sampled(overlay, &cdo(&file), shape, every);
 }
 
-/// Changes one bit of every n-th word with a meaning.
-fn sampled(overlay: &Overlay, cdo: &Cdo, shape: (usize, usize, usize), every: usize) {
+/// Changes one bit of every n-th word with a meaning in the configuration, and of every m-th in a generated stream.
+fn sampled(overlay: &Overlay, cdo: &Cdo, shape: (usize, usize, usize), (every, in_stream): (usize, usize)) {
     let case = Case::new(overlay, shape, PUBLIC);
     let stream = case.plan.stream().expect("a stream");
     let mut random = Random(9);
@@ -256,18 +271,34 @@ fn sampled(overlay: &Overlay, cdo: &Cdo, shape: (usize, usize, usize), every: us
             }
         }
     }
+    let in_configuration = count;
+    for (number, (index, word, bits)) in stream_changes(&stream).into_iter().enumerate() {
+        if number % in_stream == 0 {
+            let bits: Vec<u32> = set_bits(bits).collect();
+            let bit = bits[random.below(bits.len())];
+            count += 1;
+            if case.passes(cdo, &flip_in_stream(&stream, index, word, bit)) {
+                unnoticed.push(format!("{}: word {word} bit {bit}", stream.instructions[index].op));
+            }
+        }
+    }
     assert!(unnoticed.is_empty(), "of {count} changes: {unnoticed:#?}");
-    println!("{}: {count} changes of the configuration, all noticed", overlay.name);
+    println!(
+        "{}: {in_configuration} changes of the configuration and {} of a stream, all noticed",
+        overlay.name,
+        count - in_configuration
+    );
 }
 
 #[test]
 fn words_of_one_public_core_matter() {
-    public(&Overlay::GEMM_256_1COL, (64, 256, 256), 1);
+    public(&Overlay::GEMM_256_1COL, (64, 256, 256), (1, 1));
 }
 
 #[test]
 fn words_of_sixteen_public_cores_matter() {
-    public(&Overlay::GEMM_512_4COL, (256, 512, 384), 61);
+    let all = std::env::var_os("INDRIK_TEST_ALL").is_some();
+    public(&Overlay::GEMM_512_4COL, (256, 512, 384), (61, if all { 1 } else { 11 }));
 }
 
 #[test]
@@ -278,10 +309,15 @@ fn words_of_our_own_overlay_matter() {
         &one.overlay().expect("an overlay"),
         &one.cdo().expect("a CDO"),
         (64, 512, 256),
-        if all { 1 } else { 6 },
+        if all { (1, 1) } else { (6, 6) },
     );
     if all {
         let whole = Int8::WHOLE;
-        sampled(&whole.overlay().expect("an overlay"), &whole.cdo().expect("a CDO"), (256, 512, 384), 61);
+        sampled(
+            &whole.overlay().expect("an overlay"),
+            &whole.cdo().expect("a CDO"),
+            (256, 512, 384),
+            (61, 11),
+        );
     }
 }
