@@ -111,7 +111,7 @@ fn after_an_error_the_npu_is_given_up_for_good() {
 }
 
 #[test]
-fn what_the_overlay_does_not_take_is_the_engines() {
+fn products_that_the_overlay_does_not_take_are_refused() {
     let (mut matmul, runs) = start(Mode::Force, None, None);
     let runs_before = runs.load(Ordering::Relaxed);
     let values = |values: &'static [i16]| Operand::Values(values);

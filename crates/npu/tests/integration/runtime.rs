@@ -293,7 +293,7 @@ fn public_overlays_through_the_driver() {
 }
 
 #[test]
-fn the_driver_tells_what_it_knows() {
+fn facts_of_the_driver_are_queried() {
     let driver = driver(HeapRule::Fixed);
     let facts = DriverFacts::query(&driver).expect("facts");
     assert_eq!((facts.version, facts.firmware), ((0, 7), Some([1, 5, 2, 380])));
