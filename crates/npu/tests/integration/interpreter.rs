@@ -146,7 +146,7 @@ const UNNOTICED: (usize, &[&str]) = (
     ],
 );
 
-/// The same of our overlay: bits above those of addresses, and locks that are free before they are asked for.
+/// The same of our overlay: bits above those of addresses, and waits for locks that are free in this test's schedule.
 const UNNOTICED_OF_INT8: (usize, &[&str]) = (
     316,
     &[
