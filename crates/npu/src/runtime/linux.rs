@@ -11,7 +11,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::ptr::{self, NonNull};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -189,20 +189,16 @@ impl AccelIo for LinuxIo {
         // SAFETY: a new mapping at an address that the kernel chooses; it has no accessible memory.
         let base = mapped(unsafe { libc::mmap(ptr::null_mut(), total, libc::PROT_NONE, flags, -1, 0) })?;
         let aligned = (base as u64).next_multiple_of(align);
-        Ok(Arc::new(Reserved { base, total, aligned, len }))
+        Ok(Arc::new(Reserved { base, total, aligned, len, taken: Mutex::default() }))
     }
 
     fn map_into(&self, range: &Arc<Reserved>, at: u64, map_offset: u64, len: u64) -> io::Result<Mapping> {
-        if at.checked_add(len).is_none_or(|end| end > range.len) {
-            return Err(Errno::NOMEM.into());
-        }
-        let len = usize::try_from(len).map_err(|_| Errno::NOMEM)?;
-        let target = range.base.wrapping_add((range.aligned - range.base as u64 + at) as usize);
+        let (offset, len) = range.take(at, len)?;
         // Locked, as XRT does it: the firmware maps the heap when a context is created.
         let flags = libc::MAP_SHARED | libc::MAP_FIXED | libc::MAP_LOCKED;
-        // SAFETY: the target is inside the reserved range, as checked above, which nothing else uses: the heap maps
-        // each chunk at its own place, once.
-        let base = unsafe { self.mmap(target, len, flags, map_offset)? };
+        // SAFETY: `take` gives away each byte of the range once, so that nothing else uses the target.
+        let base = unsafe { self.mmap(range.base.wrapping_add(offset), len, flags, map_offset) };
+        let base = base.inspect_err(|_| range.lose(offset))?;
         Mapping::new(base, len, Some(Arc::clone(range)))
     }
 
@@ -220,6 +216,40 @@ pub struct Reserved {
     total: usize,
     aligned: u64,
     len: u64,
+    /// Pieces of it that were given away.
+    taken: Mutex<Vec<Piece>>,
+}
+
+/// A piece of a reserved range, from its base.
+#[derive(Debug)]
+struct Piece {
+    offset: usize,
+    len: usize,
+    /// Mapping into it failed. The kernel may have unmapped it by then, and another thread mapped something there.
+    is_lost: bool,
+}
+
+impl Reserved {
+    /// Gives away the `len` bytes from byte `at` on, for good: their offset from the base, and their number.
+    fn take(&self, at: u64, len: u64) -> io::Result<(usize, usize)> {
+        if at.checked_add(len).is_none_or(|end| end > self.len) {
+            return Err(Errno::NOMEM.into());
+        }
+        let offset = (self.aligned - self.base as u64 + at) as usize;
+        let len = usize::try_from(len).map_err(|_| Errno::NOMEM)?;
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        if taken.iter().any(|piece| piece.offset < offset + len && offset < piece.offset + piece.len) {
+            return Err(Errno::NOMEM.into());
+        }
+        taken.push(Piece { offset, len, is_lost: false });
+        Ok((offset, len))
+    }
+
+    /// The piece at this offset may not be this range's any more.
+    fn lose(&self, offset: usize) {
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        taken.iter_mut().filter(|piece| piece.offset == offset).for_each(|piece| piece.is_lost = true);
+    }
 }
 
 // SAFETY: the pointer is only the start of a range of addresses; nothing is accessed through it.
@@ -229,8 +259,20 @@ unsafe impl Sync for Reserved {}
 
 impl Drop for Reserved {
     fn drop(&mut self) {
-        // SAFETY: mappings into the range hold it, so none is left. A failure leaves addresses unused.
-        let _ = unsafe { libc::munmap(self.base.cast(), self.total) };
+        let taken = self.taken.get_mut().unwrap_or_else(PoisonError::into_inner);
+        taken.retain(|piece| piece.is_lost);
+        taken.sort_unstable_by_key(|piece| piece.offset);
+        let mut from = 0;
+        for (to, next) in
+            taken.iter().map(|piece| (piece.offset, piece.offset + piece.len)).chain([(self.total, 0)])
+        {
+            if to > from {
+                // SAFETY: mappings into the range hold it, so none is left, and pieces that may be another's are left
+                // out. A failure leaves addresses unused.
+                let _ = unsafe { libc::munmap(self.base.wrapping_add(from).cast(), to - from) };
+            }
+            from = next;
+        }
     }
 }
 
@@ -331,5 +373,32 @@ mod tests {
         assert_eq!(first.write(u64::MAX, &bytes), None);
         drop((range, first));
         assert_eq!(second.read(0, &mut bytes), Some(()), "a mapping keeps its range");
+    }
+
+    /// Whether the process has a mapping that begins at this address.
+    fn is_mapped(address: u64) -> bool {
+        let maps = std::fs::read_to_string("/proc/self/maps").expect("the process's mappings");
+        let ranges = maps.lines().filter_map(|line| line.split_once(' ')?.0.split_once('-'));
+        let ranges =
+            ranges.map(|(from, to)| [from, to].map(|text| u64::from_str_radix(text, 16).expect("hex")));
+        ranges.into_iter().any(|[from, to]| (from..to).contains(&address))
+    }
+
+    #[test]
+    fn addresses_whose_mapping_failed_are_not_used_again_nor_unmapped() {
+        const CHUNK: u64 = 16 << 10;
+        let io = LinuxIo::open(Path::new("/dev/zero")).expect("a node that is always there");
+        let range = io.reserve(3 * CHUNK, CHUNK).expect("free addresses");
+        let first = io.map_into(&range, 0, 0, CHUNK).expect("a mapping");
+        // An offset that is no multiple of a page.
+        assert!(io.map_into(&range, CHUNK, 1, CHUNK).is_err());
+        for at in [0, CHUNK / 2, CHUNK] {
+            let error = io.map_into(&range, at, 0, CHUNK).expect_err("taken");
+            assert_eq!(error.raw_os_error(), Some(Errno::NOMEM.raw_os_error()));
+        }
+        let lost = first.address() + CHUNK;
+        drop((range, first));
+        // What another thread may have mapped there stays.
+        assert!(is_mapped(lost));
     }
 }
