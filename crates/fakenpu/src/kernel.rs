@@ -1,14 +1,17 @@
 //! The kernel's side: the driver, and memory that the process shares with it.
 //!
-//! The driver in `npu` has its own copy of what the CPU sees. Whenever the kernel or the NPU would look, what the
-//! process has written since is copied there by cache lines: only changed lines are dirty, as in a cache.
+//! Each opened descriptor is a node of one driver. The driver in `npu` has its own copy of what the CPU sees. Whenever
+//! the kernel or the NPU would look, what the process has written since is copied there by cache lines: only changed lines
+//! are dirty, as in a cache.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::sync::Arc;
 
+use libc::c_int;
 use npu::gemm::Overlay;
 use npu::runtime::DeviceMemory as _;
-use npu::runtime::fake::{FakeDriver, FakeMemory, HeapRule, Outcome};
+use npu::runtime::fake::{CommandOutcome, FakeDriver, FakeMemory, FakeNode, HeapRule};
 use npu::uapi::{HEAP_BASE, HEAP_CHUNK};
 
 /// Bytes of a cache line.
@@ -22,8 +25,10 @@ struct Mapped {
 }
 
 /// What is known about a buffer object.
-#[derive(Clone, Copy, Default)]
-pub struct Object {
+#[derive(Clone, Copy)]
+pub struct ObjectFacts {
+    /// Descriptor of its node.
+    pub node: c_int,
     pub is_shared: bool,
     pub is_in_heap: bool,
     pub is_heap: bool,
@@ -33,15 +38,16 @@ pub struct Object {
 
 /// The kernel's side.
 pub struct Kernel {
-    pub driver: FakeDriver,
-    pub objects: BTreeMap<u32, Object>,
+    driver: FakeDriver,
+    /// Open nodes by their descriptors.
+    nodes: BTreeMap<c_int, Arc<FakeNode>>,
+    /// By handle: the driver gives no two nodes the same.
+    pub objects: BTreeMap<u32, ObjectFacts>,
     mapped: BTreeMap<u32, Mapped>,
     log: Option<String>,
     corrupt: bool,
     /// Whether a command has run.
     pub has_run: bool,
-    /// Mappings that were made and removed again.
-    counts: (usize, usize),
 }
 
 fn variable(name: &str) -> Option<String> {
@@ -59,7 +65,7 @@ fn new_driver() -> FakeDriver {
     });
     let driver = FakeDriver::new(rule, library);
     if variable("FAKENPU_HANG").is_some() {
-        driver.set_outcome(Outcome::Hang);
+        driver.set_outcome(CommandOutcome::Hang);
     }
     let fails = variable("FAKENPU_FAIL");
     if let Some((index, errno)) = fails.as_deref().and_then(|text| text.split_once(':'))
@@ -75,61 +81,53 @@ impl Kernel {
         variable("FAKENPU_NODE")?;
         Some(Self {
             driver: new_driver(),
+            nodes: BTreeMap::new(),
             objects: BTreeMap::new(),
             mapped: BTreeMap::new(),
             log: variable("FAKENPU_LOG"),
             corrupt: variable("FAKENPU_CORRUPT").is_some(),
             has_run: false,
-            counts: (0, 0),
         })
     }
 
-    /// Begins anew for each opened node.
-    pub fn open(&mut self) {
-        self.driver = new_driver();
-        self.objects.clear();
-        self.mapped.clear();
-        (self.counts, self.has_run) = ((0, 0), false);
+    pub fn open(&mut self, fd: c_int) {
+        self.nodes.insert(fd, Arc::new(self.driver.open()));
     }
 
-    pub fn map(&mut self, address: usize, len: usize, offset: u64) -> Result<(), i32> {
-        let memory =
-            self.driver.map_at(offset, len as u64, address as u64).map_err(|error| errno_of(&error))?;
+    pub fn node(&self, fd: c_int) -> Result<Arc<FakeNode>, i32> {
+        self.nodes.get(&fd).cloned().ok_or(libc::EBADF)
+    }
+
+    pub fn map(&mut self, fd: c_int, address: usize, len: usize, offset: u64) -> Result<(), i32> {
+        let memory = self.node(fd)?.map_at(offset, len as u64, address as u64);
+        let memory = memory.map_err(|error| errno_of(&error))?;
         // The driver's offsets are handles in pages.
         self.mapped.insert((offset >> 12) as u32, Mapped { address, len, memory });
-        self.counts.0 += 1;
         Ok(())
     }
 
     pub fn unmap(&mut self, address: usize, len: usize) {
-        let before = self.mapped.len();
         self.mapped.retain(|_, mapped| mapped.address < address || mapped.address >= address + len);
-        self.counts.1 += before - self.mapped.len();
     }
 
-    /// Writes the log: calls, leaks, and mappings.
-    pub fn close(&mut self) {
-        // The heap's mapping ends with its range of addresses, after the node was closed.
-        let heap =
-            self.mapped.keys().filter(|handle| self.objects.get(handle).is_none_or(|object| object.is_heap));
-        let alive = self.mapped.len() - heap.count();
+    /// Closes a node, and writes the log: calls, and once all nodes are closed, what was not released.
+    pub fn close(&mut self, fd: c_int) {
+        self.nodes.remove(&fd);
+        self.objects.retain(|_, object| object.node != fd);
         let mut text = String::new();
         for call in self.driver.calls() {
             let _ = writeln!(text, "{call}");
         }
-        let leaks = self.driver.leaks().into_iter().filter(|leak| !leak.ends_with("mappings"));
-        for leak in leaks {
-            let _ = writeln!(text, "leak: {leak}");
+        if self.nodes.is_empty() {
+            for leak in self.driver.leaks() {
+                let _ = writeln!(text, "leak: {leak}");
+            }
+            let _ = writeln!(text, "closed");
         }
-        if alive > 0 {
-            let _ = writeln!(text, "leak: {alive} mappings");
-        }
-        let _ = writeln!(text, "closed");
         if let Some(log) = &self.log {
             // The test fails without the log.
             let _ = std::fs::write(log, text);
         }
-        self.mapped.clear();
     }
 
     /// The parts of mappings that hold `len` bytes of an object from `offset`: handle, offset, length.
@@ -140,8 +138,9 @@ impl Kernel {
         }
         let mut from = (object.npu_address - HEAP_BASE) + offset;
         let end = from + len;
+        let is_chunk = |other: &ObjectFacts| other.is_heap && other.node == object.node;
         let chunks: Vec<u32> =
-            self.objects.iter().filter(|(_, object)| object.is_heap).map(|(handle, _)| *handle).collect();
+            self.objects.iter().filter(|(_, object)| is_chunk(object)).map(|(handle, _)| *handle).collect();
         let mut parts = Vec::new();
         while from < end {
             let to = end.min((from / HEAP_CHUNK + 1) * HEAP_CHUNK);

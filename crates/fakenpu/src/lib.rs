@@ -2,13 +2,14 @@
 //!
 //! It replaces the C library's `open`, `ioctl`, `mmap`, `munmap` and `close` for one device node, and forwards all
 //! other calls to the kernel. Behind the node is `npu::runtime::fake::FakeDriver`, with the array model as the NPU. So
-//! the binary's own structures, request numbers, pointers and mappings are what is tested.
+//! the binary's own structures, request numbers, pointers and mappings are what is tested. The node can be opened several
+//! times: each descriptor has its own heap and contexts.
 //!
 //! | variable | effect |
 //! |---|---|
 //! | `FAKENPU_NODE` | path of the node; without it, nothing is replaced |
-//! | `FAKENPU_LOG` | file that gets the calls, and what was not released, when the node is closed |
-//! | `FAKENPU_FAIL` | `INDEX:ERRNO`: this call fails, counted from 0 |
+//! | `FAKENPU_LOG` | file that gets the calls whenever a descriptor is closed, and after the last what was not released |
+//! | `FAKENPU_FAIL` | `INDEX:ERRNO`: this call of all descriptors fails, counted from 0 |
 //! | `FAKENPU_HANG` | commands never end |
 //! | `FAKENPU_CORRUPT` | one bit of what the NPU writes is wrong |
 //! | `FAKENPU_CHUNKS` | the heap may grow to this many chunks; otherwise there is one |
@@ -18,7 +19,7 @@ mod kernel;
 mod request;
 
 use std::ffi::CStr;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use kernel::Kernel;
@@ -26,15 +27,23 @@ use libc::{c_char, c_int, c_long, c_ulong, c_void, mode_t, off_t, size_t};
 
 /// The kernel's side; `None` unless the environment asks for it.
 static KERNEL: LazyLock<Option<Mutex<Kernel>>> = LazyLock::new(|| Kernel::from_environment().map(Mutex::new));
-/// The open node, or -1. Read without the lock, since the kernel's side makes calls itself.
-static NODE: AtomicI32 = AtomicI32::new(-1);
+/// The descriptors of open nodes, as bits. Read without the lock, since the kernel's side makes calls itself.
+static NODES: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
+/// Whether the node was ever opened, so that there may be mappings.
+static WAS_OPENED: AtomicBool = AtomicBool::new(false);
 
 fn kernel() -> Option<MutexGuard<'static, Kernel>> {
     Some(KERNEL.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
+/// The word and the bit of a descriptor; `None` beyond the first 1024.
+fn bit(fd: c_int) -> Option<(&'static AtomicU64, u64)> {
+    let fd = usize::try_from(fd).ok()?;
+    Some((NODES.get(fd / 64)?, 1 << (fd % 64)))
+}
+
 fn is_node(fd: c_int) -> bool {
-    fd >= 0 && fd == NODE.load(Ordering::SeqCst)
+    bit(fd).is_some_and(|(word, bit)| word.load(Ordering::SeqCst) & bit != 0)
 }
 
 /// Returns an error as the C library does.
@@ -58,11 +67,12 @@ pub unsafe extern "C" fn open(path: *const c_char, flags: c_int, mode: mode_t) -
     let path = if is_fake { c"/dev/null".as_ptr() } else { path };
     // SAFETY: the caller's arguments, or a constant path.
     let fd = unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path, flags, mode) } as c_int;
-    if is_fake && fd >= 0 {
+    if let (true, Some((word, bit))) = (is_fake, bit(fd)) {
         if let Some(mut kernel) = kernel() {
-            kernel.open();
+            kernel.open(fd);
         }
-        NODE.store(fd, Ordering::SeqCst);
+        word.fetch_or(bit, Ordering::SeqCst);
+        WAS_OPENED.store(true, Ordering::SeqCst);
     }
     fd
 }
@@ -83,10 +93,10 @@ pub unsafe extern "C" fn open64(path: *const c_char, flags: c_int, mode: mode_t)
 /// As `close`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn close(fd: c_int) -> c_int {
-    if is_node(fd) {
-        NODE.store(-1, Ordering::SeqCst);
+    if let (true, Some((word, bit))) = (is_node(fd), bit(fd)) {
+        word.fetch_and(!bit, Ordering::SeqCst);
         if let Some(mut kernel) = kernel() {
-            kernel.close();
+            kernel.close(fd);
         }
     }
     // SAFETY: the caller's descriptor.
@@ -101,7 +111,7 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
 pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
     if let (true, Some(mut kernel)) = (is_node(fd), kernel()) {
         // SAFETY: the caller vouches for the structure of the request, and for the pointers in it.
-        return match unsafe { request::answer(&mut kernel, request as u32, argument.cast()) } {
+        return match unsafe { request::answer(&mut kernel, fd, request as u32, argument.cast()) } {
             Ok(()) => 0,
             Err(errno) => fail(errno),
         };
@@ -135,7 +145,7 @@ pub unsafe extern "C" fn mmap(
     if base == -1 {
         return libc::MAP_FAILED;
     }
-    if let Err(errno) = kernel.map(base as usize, len, offset as u64) {
+    if let Err(errno) = kernel.map(fd, base as usize, len, offset as u64) {
         if flags & libc::MAP_FIXED == 0 {
             // SAFETY: the mapping of above, which nobody knows.
             unsafe { libc::syscall(libc::SYS_munmap, base, len) };
@@ -169,7 +179,7 @@ pub unsafe extern "C" fn mmap64(
 /// As `munmap`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn munmap(address: *mut c_void, len: size_t) -> c_int {
-    if NODE.load(Ordering::SeqCst) >= 0
+    if WAS_OPENED.load(Ordering::SeqCst)
         && let Some(mut kernel) = kernel()
     {
         kernel.unmap(address as usize, len);

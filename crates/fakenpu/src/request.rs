@@ -3,11 +3,11 @@
 //! Offsets of pointers and lengths are written out here, after the kernel's header, so that they check the structures
 //! that the binary uses.
 
-use libc::{EFAULT, EINVAL, ENOTTY};
+use libc::{EFAULT, EINVAL, ENOTTY, c_int};
 use npu::runtime::{AccelIo as _, Call};
 use npu::uapi::{self, CuConfig};
 
-use crate::kernel::{Kernel, Object, errno_of};
+use crate::kernel::{Kernel, ObjectFacts, errno_of};
 
 /// A field of a structure.
 ///
@@ -34,12 +34,12 @@ unsafe fn bytes<'a>(address: u64, len: usize) -> Result<&'a mut [u8], i32> {
 ///
 /// # Safety
 /// `base` must point to the structure of the request, and its pointers to what they should.
-pub unsafe fn answer(kernel: &mut Kernel, request: u32, base: *mut u8) -> Result<(), i32> {
+pub unsafe fn answer(kernel: &mut Kernel, fd: c_int, request: u32, base: *mut u8) -> Result<(), i32> {
     if base.is_null() {
         return Err(EFAULT);
     }
-    let driver = kernel.driver.clone();
-    let call = |call: Call<'_>| driver.call(call).map_err(|error| errno_of(&error));
+    let node = kernel.node(fd)?;
+    let call = |call: Call<'_>| node.call(call).map_err(|error| errno_of(&error));
     // SAFETY: in every arm, the structure is the request's, whose size is in its number, and pointers in it are valid for
     // the lengths beside them.
     unsafe {
@@ -76,7 +76,8 @@ pub unsafe fn answer(kernel: &mut Kernel, request: u32, base: *mut u8) -> Result
             uapi::CREATE_BO => {
                 call(Call::CreateBuffer(&mut *base.cast()))?;
                 let kind: u32 = field(base, 24);
-                let object = Object {
+                let object = ObjectFacts {
+                    node: fd,
                     is_shared: kind == 1,
                     is_heap: kind == 2,
                     is_in_heap: kind == 3,

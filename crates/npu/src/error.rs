@@ -143,6 +143,16 @@ pub enum Error {
         /// The limit.
         milliseconds: u128,
     },
+    /// The NPU did not end a command well, and could not be stopped.
+    #[error(
+        "{cause}; it cannot be destroyed either ({source}), so the memory that it may use is kept until this process ends"
+    )]
+    NotStopped {
+        /// What happened to the command.
+        cause: Box<Error>,
+        /// Why the context cannot be destroyed.
+        source: std::io::Error,
+    },
     /// The context was given up after a command failed or timed out.
     #[error("the NPU context was given up after an earlier command failed; create another")]
     ContextLost,
@@ -166,6 +176,7 @@ impl Error {
             | Self::WrongDevice(_)
             | Self::CommandFailed { .. }
             | Self::Timeout { .. }
+            | Self::NotStopped { .. }
             | Self::ContextLost => true,
             Self::Malformed { .. }
             | Self::Unsupported { .. }

@@ -24,7 +24,7 @@ use std::time::Duration;
 use crate::array::{Array, HostMemory};
 use crate::error::{Error, Result};
 use crate::gemm::{Element, GemmPlan, Overlay};
-use crate::runtime::{AccelIo, Buffer, Context, Device, Instructions};
+use crate::runtime::{AccelIo, Buffer, Context, Device, UploadedStream};
 use crate::selftest::{self, Problem, Shape};
 use crate::xclbin::Pdi;
 
@@ -120,7 +120,7 @@ pub struct OnDevice<I: AccelIo> {
     // Released in this order: the context first, whose DMA uses the rest.
     context: Context<I>,
     /// By shape in whole blocks.
-    streams: HashMap<Shape, Instructions<I>>,
+    streams: HashMap<Shape, UploadedStream<I>>,
     stored: Vec<Buffer<I>>,
     /// A, B and C of the last product, for the next that fits.
     buffers: [Option<Buffer<I>>; 3],

@@ -6,9 +6,10 @@
 //! 4. [`Context::submit`] sends a command; [`Fence::wait`] waits for it.
 //!
 //! Handles and mappings are released on drop, also after errors. After a command failed or timed out, its context
-//! is destroyed at once: the state of the array is unknown, and its DMA must stop before buffers are unmapped.
+//! is destroyed at once: the state of the array is unknown, and its DMA must stop before buffers are unmapped. If it
+//! cannot be destroyed, the memory that it may use is kept until the process ends.
 //!
-//! All calls go through [`AccelIo`]: [`LinuxIo`] is the kernel, [`fake::FakeDriver`] a driver in this process that
+//! All calls go through [`AccelIo`]: [`LinuxIo`] is the kernel, [`fake::FakeNode`] a driver in this process that
 //! enforces the kernel's rules and runs the array model behind them.
 
 pub mod fake;
@@ -21,7 +22,7 @@ mod io;
 mod linux;
 
 pub use context::{Context, Fence};
-pub use device::{Buffer, Device, Instructions};
+pub use device::{Buffer, Device, UploadedStream};
 pub use facts::DriverFacts;
 pub use io::{AccelIo, Call, DeviceMemory};
 pub use linux::LinuxIo;

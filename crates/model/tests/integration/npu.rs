@@ -10,7 +10,7 @@ use npu::{
     gemm::Int8,
     matmul::{Mode, OnDevice},
     report::OperationState,
-    runtime::fake::{FakeDriver, HeapRule, Outcome},
+    runtime::fake::{CommandOutcome, FakeDriver, HeapRule},
     settings::Settings,
     uapi::CommandState,
 };
@@ -25,7 +25,7 @@ pub const SOFT_TOKEN_ERROR: f32 = 2e-4;
 const LOGIT_ERROR: f32 = 1e-3;
 
 /// Calls that release something: after their failure nothing is wrong.
-const RELEASES: [&str; 3] = ["GEM_CLOSE", "DESTROY_HWCTX", "SYNCOBJ_DESTROY"];
+const RELEASES: [&str; 4] = ["munmap", "GEM_CLOSE", "DESTROY_HWCTX", "SYNCOBJ_DESTROY"];
 const EINVAL: i32 = 22;
 
 pub fn one_core() -> Int8 {
@@ -40,7 +40,7 @@ pub fn driver() -> FakeDriver {
 pub fn settings(mode: Mode, driver: &FakeDriver) -> Settings {
     let driver = driver.clone();
     Settings::new(mode, one_core(), move |overlay, image| {
-        let device = npu::runtime::Device::open(driver.clone())?;
+        let device = npu::runtime::Device::open(driver.open())?;
         Ok(Box::new(OnDevice::new(device, overlay, image, Duration::from_secs(1))?))
     })
 }
@@ -109,8 +109,8 @@ fn chosen(calls: &[&'static str]) -> Vec<usize> {
         return (0..calls.len()).collect();
     }
     let commands: Vec<usize> = (0..calls.len()).filter(|index| calls[*index] == "EXEC_CMD").collect();
-    // Two of the self-test, then those of the batch. Behind each, a wait and a release.
-    let end = |command: usize| commands[command] + 3;
+    // Two of the self-test, then those of the batch. Behind each, a wait and two releases.
+    let end = |command: usize| commands[command] + 4;
     let phases = [0..end(1), end(1)..end(2), end(commands.len() - 2)..calls.len()];
     let first = |phase: std::ops::Range<usize>| {
         let mut seen = BTreeSet::new();
@@ -176,7 +176,7 @@ fn a_hang_in_the_middle_of_a_batch_ends_with_the_gpus_vectors() {
     let Some(device) = testkit::cpu_device() else { return };
     let texts = [vec![5, 9, 2], vec![7]];
     let want = embeddings::encode(&mut embeddings::load(&device, "bert_mean"), &texts);
-    for outcome in [Outcome::Hang, Outcome::End(CommandState::Error)] {
+    for outcome in [CommandOutcome::Hang, CommandOutcome::End(CommandState::Error)] {
         let driver = driver();
         let settings = settings(Mode::Force, &driver);
         let mut encoder = embeddings::load(&device, "bert_mean");
@@ -211,7 +211,7 @@ fn what_is_slower_or_wrong_is_not_used() {
         let driver = driver();
         let settings = settings(mode, &driver);
         if wrong {
-            driver.set_outcome(Outcome::End(CommandState::Completed));
+            driver.set_outcome(CommandOutcome::End(CommandState::Completed));
         }
         let mut encoder = embeddings::load(&device, "bert_mean");
         encoder.use_npu(&settings, "bert_mean").unwrap();
@@ -256,7 +256,7 @@ fn soft_tokens_with_products_on_the_npu_are_those_of_the_gpu() {
         assert!(difference > 0.0 && difference <= SOFT_TOKEN_ERROR, "{name}: {difference}");
 
         // A product of the first image fails: it is encoded anew.
-        let calls = driver.calls().len();
+        let calls = driver.calls();
         drop(on_npu);
         for after in [0, 1, 2] {
             let driver = self::driver();
@@ -264,7 +264,9 @@ fn soft_tokens_with_products_on_the_npu_are_those_of_the_gpu() {
             let mut on_npu = runner();
             on_npu.use_npu_for_images(&settings, name).unwrap();
             let first = driver.calls().len();
-            driver.fail_raw(first + after * (calls - first) / 3, EINVAL);
+            let index = first + after * (calls.len() - first) / 3;
+            let fails = (index..).find(|index| !RELEASES.contains(&calls[*index])).unwrap();
+            driver.fail_raw(fails, EINVAL);
             assert_eq!(soft_tokens(&mut on_npu, image), want, "{name}");
             assert_eq!(only(&settings).fallbacks, 1, "{name}");
             assert_eq!(driver.leaks(), [""; 0], "{name}: given up, it holds nothing");
@@ -329,6 +331,57 @@ fn logits_with_attention_on_the_npu_are_those_of_the_gpu() {
         drop(on_npu);
         assert_eq!(driver.leaks(), [""; 0], "{name}");
     }
+}
+
+#[test]
+fn image_encoder_embeddings_and_attention_use_the_npu_of_one_process() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let driver = driver();
+    let settings = settings(Mode::Force, &driver).with_attention();
+    let texts = [vec![5, 9, 2], vec![7]];
+    let mut embeddings = embeddings::load(&device, "bert_mean");
+    let vectors = embeddings::encode(&mut embeddings, &texts);
+    embeddings.use_npu(&settings, "bert_mean").unwrap();
+
+    let name = "gemma4_vision_unified";
+    let fixture = images::VisionFixture::open(name);
+    let image = &fixture.images()[0];
+    let mut runner = fixture.runner(&device, images::f32_limits(1, 16));
+    let tokens = soft_tokens(&mut fixture.runner(&device, images::f32_limits(1, 16)), image);
+    runner.use_npu_for_images(&settings, name).unwrap();
+
+    let fixture = Fixture::open("qwen3");
+    let ids: Vec<u32> = fixture.ids.iter().copied().cycle().take(20).collect();
+    let limits = Limits { kv_scheme: KvScheme::F32, ..crate::common::limits(1, 64, 32) };
+    let mut language = Runner::new(crate::common::load(&device, &fixture.path), limits).unwrap();
+    let logits = prompt_logits(&mut language, &ids);
+    language.use_npu_for_attention(&settings, "qwen3");
+
+    // In turns, each on a context of its own.
+    for _ in 0..2 {
+        let got = embeddings::encode(&mut embeddings, &texts);
+        assert!(got != vectors && largest_difference(&got, &vectors) <= VECTOR_ERROR);
+        let got = prompt_logits(&mut language, &ids);
+        assert!(got != logits && largest_logit_difference(&got, &logits) <= LOGIT_ERROR);
+    }
+    let got = soft_tokens(&mut runner, image);
+    let difference = crate::common::difference(&got, &tokens) / images::largest(&tokens);
+    assert!(difference > 0.0 && difference <= SOFT_TOKEN_ERROR, "{difference}");
+    let used: Vec<_> = settings.report().operations();
+    assert!(
+        used.len() == 3 && used.iter().all(|state| state.decision.uses_npu && state.products > 0),
+        "{used:?}"
+    );
+
+    // One is unloaded, one hangs; what is left of it is the GPU's, and the third goes on.
+    drop(runner);
+    driver.set_outcome(CommandOutcome::Hang);
+    assert_eq!(embeddings::encode(&mut embeddings, &texts), vectors);
+    driver.set_outcome(CommandOutcome::Run);
+    let got = prompt_logits(&mut language, &ids);
+    assert!(got != logits && largest_logit_difference(&got, &logits) <= LOGIT_ERROR);
+    drop((embeddings, language));
+    assert_eq!(driver.leaks(), [""; 0]);
 }
 
 #[test]

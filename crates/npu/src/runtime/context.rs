@@ -1,10 +1,11 @@
 //! Contexts, commands and fences.
 
 use std::cell::Cell;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::device::{Buffer, HeapBuffer, Inner, Instructions};
+use super::device::{Buffer, BufferObject, HeapBuffer, Inner, UploadedStream};
 use super::heap::{call, driver_error};
 use super::io::{AccelIo, Call};
 use crate::error::{Error, Result};
@@ -27,11 +28,21 @@ const PACKET_WORDS: usize = 1 + 2 + 2 + 1 + 2 * MAX_ARGUMENTS;
 /// A part of the array with a loaded overlay.
 pub struct Context<I: AccelIo> {
     inner: Arc<Inner<I>>,
-    /// `None` after a command failed or timed out: the context has been destroyed.
-    handle: Cell<Option<u32>>,
+    state: Cell<State>,
     timeline: u32,
     /// Kept for as long as the firmware may load it again.
-    _pdi: HeapBuffer<I>,
+    pdi: HeapBuffer<I>,
+}
+
+/// Of a context.
+#[derive(Clone, Copy)]
+enum State {
+    /// It exists, with this handle.
+    Live(u32),
+    /// A command failed or timed out, and it was destroyed.
+    Destroyed,
+    /// Destroying it failed: its commands may run for ever.
+    Stuck(io::ErrorKind),
 }
 
 impl<I: AccelIo> Context<I> {
@@ -43,7 +54,7 @@ impl<I: AccelIo> Context<I> {
         call(&inner.io, Call::CreateContext { args: &mut create, qos: &qos })?;
         let (handle, timeline) = (create.handle, create.syncobj_handle);
         let units = [CuConfig::new(pdi.object.handle)];
-        let context = Self { inner, handle: Cell::new(Some(handle)), timeline, _pdi: pdi };
+        let context = Self { inner, state: Cell::new(State::Live(handle)), timeline, pdi };
         let args = ConfigHwctx { handle, param_type: CONFIG_CU, ..ConfigHwctx::default() };
         call(&context.inner.io, Call::ConfigContext { args: &args, units: &units })?;
         Ok(context)
@@ -52,30 +63,33 @@ impl<I: AccelIo> Context<I> {
     /// Submits a stream with its arguments. They stay borrowed until the fence is gone.
     pub fn submit<'a>(
         &'a self,
-        instructions: &'a Instructions<I>,
+        instructions: &'a UploadedStream<I>,
         arguments: &[&'a Buffer<I>],
     ) -> Result<Fence<'a, I>> {
-        let hwctx = self.handle.get().ok_or(Error::ContextLost)?;
+        let State::Live(hwctx) = self.state.get() else { return Err(Error::ContextLost) };
         if arguments.len() > MAX_ARGUMENTS {
             return Err(Error::TooManyArguments { given: arguments.len(), limit: MAX_ARGUMENTS });
         }
         let command = Buffer::create(Arc::clone(&self.inner), BoKind::Command, COMMAND_BYTES)?;
         let addresses: Vec<u64> = arguments.iter().map(|buffer| buffer.address).collect();
         command.put(&packet(instructions.buffer.address, instructions.bytes, &addresses))?;
-        let mut handles = vec![instructions.buffer.object.handle];
-        handles.extend(arguments.iter().map(|buffer| buffer.object.handle));
+        let mut used = vec![&instructions.buffer.object];
+        used.extend(arguments.iter().map(|buffer| &buffer.object));
+        let handles: Vec<u32> = used.iter().map(|object| object.handle).collect();
         let mut args = ExecCmd { hwctx, ..ExecCmd::default() };
         call(
             &self.inner.io,
             Call::Execute { args: &mut args, command: command.object.handle, buffers: &handles },
         )?;
-        Ok(Fence { context: self, command, point: args.seq, pending: true })
+        used.iter().for_each(|object| object.begin_use());
+        command.object.begin_use();
+        Ok(Fence { context: self, command, used, point: args.seq, pending: true })
     }
 
     /// Submits a stream and waits for it.
     pub fn run(
         &self,
-        instructions: &Instructions<I>,
+        instructions: &UploadedStream<I>,
         arguments: &[&Buffer<I>],
         timeout: Duration,
     ) -> Result<()> {
@@ -84,18 +98,30 @@ impl<I: AccelIo> Context<I> {
 }
 
 impl<I: AccelIo> Context<I> {
-    /// Destroys the context, which stops its commands.
-    fn destroy(&self) {
-        if let Some(handle) = self.handle.take() {
-            // Nothing can be done about a failure: closing the node frees what is left.
-            let _ = self.inner.io.call(Call::DestroyContext(&DestroyHwctx { handle, pad: 0 }));
+    /// Destroys the context, which stops its commands. If that fails, its PDI is kept, and with it the heap.
+    fn destroy(&self) -> io::Result<()> {
+        match self.state.get() {
+            State::Live(handle) => {
+                let result = self.inner.io.call(Call::DestroyContext(&DestroyHwctx { handle, pad: 0 }));
+                self.state.set(match &result {
+                    Ok(()) => State::Destroyed,
+                    Err(error) => {
+                        self.pdi.object.begin_use();
+                        State::Stuck(error.kind())
+                    }
+                });
+                result
+            }
+            State::Destroyed => Ok(()),
+            State::Stuck(error) => Err(error.into()),
         }
     }
 }
 
 impl<I: AccelIo> Drop for Context<I> {
     fn drop(&mut self) {
-        self.destroy();
+        // What cannot be destroyed keeps what it uses.
+        let _ = self.destroy();
         let _ = self.inner.io.call(Call::DestroyTimeline(&SyncobjDestroy { handle: self.timeline, pad: 0 }));
     }
 }
@@ -103,11 +129,14 @@ impl<I: AccelIo> Drop for Context<I> {
 /// A submitted command.
 ///
 /// The NPU may access the command's buffers at their addresses in this process. They must not be unmapped before it has
-/// stopped, so a fence that fails, or is dropped without a wait, destroys its context.
+/// stopped, so a fence that fails, or is dropped without a wait, destroys its context. If that fails too, or the fence is
+/// forgotten, the buffers are never released.
 #[must_use = "dropping it without a wait destroys the context"]
 pub struct Fence<'a, I: AccelIo> {
     context: &'a Context<I>,
     command: Buffer<I>,
+    /// The stream and the arguments.
+    used: Vec<&'a BufferObject<I>>,
     point: u64,
     /// Whether the command may still run.
     pending: bool,
@@ -115,18 +144,27 @@ pub struct Fence<'a, I: AccelIo> {
 
 impl<I: AccelIo> Drop for Fence<'_, I> {
     fn drop(&mut self) {
-        if self.pending {
-            self.context.destroy();
+        if self.pending && self.context.destroy().is_err() {
+            return;
         }
+        self.used.iter().for_each(|object| object.end_use());
+        self.command.object.end_use();
     }
 }
 
 impl<I: AccelIo> Fence<'_, I> {
     /// Waits until the command has completed.
     pub fn wait(mut self, timeout: Duration) -> Result<()> {
-        let result = self.outcome(timeout);
-        self.pending = result.is_err();
-        result
+        match self.outcome(timeout) {
+            Ok(()) => {
+                self.pending = false;
+                Ok(())
+            }
+            Err(error) => match self.context.destroy() {
+                Ok(()) => Err(error),
+                Err(source) => Err(Error::NotStopped { cause: Box::new(error), source }),
+            },
+        }
     }
 
     fn outcome(&self, timeout: Duration) -> Result<()> {

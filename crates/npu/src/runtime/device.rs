@@ -1,5 +1,7 @@
 //! A device with its heap, and the buffers in it.
 
+use std::cell::Cell;
+use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::context::Context;
@@ -25,8 +27,9 @@ impl<I: AccelIo> Clone for Device<I> {
 }
 
 pub(super) struct Inner<I: AccelIo> {
-    pub(super) io: I,
+    // Unmapped before the node is closed.
     heap: Mutex<Heap<I>>,
+    pub(super) io: I,
     metadata: AieMetadata,
     version: (i32, i32),
 }
@@ -78,11 +81,11 @@ impl<I: AccelIo> Device<I> {
     }
 
     /// Puts a stream into the heap.
-    pub fn instructions(&self, stream: &Stream) -> Result<Instructions<I>> {
+    pub fn instructions(&self, stream: &Stream) -> Result<UploadedStream<I>> {
         let bytes = stream.encode()?;
         let buffer = self.heap_buffer(&bytes)?;
         // A stream's header has its size in 32 bits.
-        Ok(Instructions { buffer, bytes: bytes.len() as u32 })
+        Ok(UploadedStream { buffer, bytes: bytes.len() as u32 })
     }
 
     /// Memory for the NPU's DMA.
@@ -96,7 +99,7 @@ impl<I: AccelIo> Device<I> {
     fn heap_buffer(&self, data: &[u8]) -> Result<HeapBuffer<I>> {
         let mut heap = self.inner.heap();
         let handle = heap.create(&self.inner.io, data.len() as u64)?;
-        let object = Object { inner: Arc::clone(&self.inner), handle };
+        let object = BufferObject::new(Arc::clone(&self.inner), handle);
         let mut info = GetBoInfo::new(handle);
         call(&self.inner.io, Call::BufferInfo(&mut info))?;
         heap.write(info.xdna_addr, data)?;
@@ -106,13 +109,31 @@ impl<I: AccelIo> Device<I> {
     }
 }
 
-/// A buffer object; closed when it is dropped.
-pub(super) struct Object<I: AccelIo> {
+/// A buffer object with its mapping, if it has one of its own. Both are released when it is dropped, unless the NPU may
+/// still use it: then they are kept until the process ends.
+pub(super) struct BufferObject<I: AccelIo> {
     inner: Arc<Inner<I>>,
     pub(super) handle: u32,
+    memory: Option<I::Memory>,
+    /// Commands and contexts that use it.
+    users: Cell<usize>,
 }
 
-impl<I: AccelIo> Object<I> {
+impl<I: AccelIo> BufferObject<I> {
+    fn new(inner: Arc<Inner<I>>, handle: u32) -> Self {
+        Self { inner, handle, memory: None, users: Cell::new(0) }
+    }
+
+    /// From now on, the NPU may use it.
+    pub(super) fn begin_use(&self) {
+        self.users.set(self.users.get() + 1);
+    }
+
+    /// Ends a use.
+    pub(super) fn end_use(&self) {
+        self.users.set(self.users.get().saturating_sub(1));
+    }
+
     /// Flushes the CPU's caches: writes back what the CPU wrote, and forgets what it read.
     ///
     /// The direction is always to the device. The flush is the same for both, and since Linux 6.19 the other one also
@@ -123,29 +144,34 @@ impl<I: AccelIo> Object<I> {
     }
 }
 
-impl<I: AccelIo> Drop for Object<I> {
+impl<I: AccelIo> Drop for BufferObject<I> {
     fn drop(&mut self) {
+        let memory = self.memory.take();
+        if self.users.get() > 0 {
+            // The device keeps the heap, and its node open.
+            mem::forget((memory, Arc::clone(&self.inner)));
+            return;
+        }
+        drop(memory);
         close(&self.inner.io, self.handle);
     }
 }
 
 /// A buffer in the heap.
 pub(super) struct HeapBuffer<I: AccelIo> {
-    pub(super) object: Object<I>,
+    pub(super) object: BufferObject<I>,
     pub(super) address: u64,
 }
 
 /// A stream that commands can run.
-pub struct Instructions<I: AccelIo> {
+pub struct UploadedStream<I: AccelIo> {
     pub(super) buffer: HeapBuffer<I>,
     pub(super) bytes: u32,
 }
 
 /// Memory that this process and the NPU share.
 pub struct Buffer<I: AccelIo> {
-    // Unmapped before the object is closed.
-    memory: I::Memory,
-    pub(super) object: Object<I>,
+    pub(super) object: BufferObject<I>,
     pub(super) address: u64,
     size: u64,
 }
@@ -154,16 +180,18 @@ impl<I: AccelIo> Buffer<I> {
     pub(super) fn create(inner: Arc<Inner<I>>, kind: BoKind, size: u64) -> Result<Self> {
         let mut create = CreateBo::new(kind, size);
         call(&inner.io, Call::CreateBuffer(&mut create))?;
-        let object = Object { inner, handle: create.handle };
+        let mut object = BufferObject::new(inner, create.handle);
         let io = &object.inner.io;
         let mut info = GetBoInfo::new(object.handle);
         call(io, Call::BufferInfo(&mut info))?;
         let memory = io.map(info.map_offset, size).map_err(|source| driver_error("mmap", source))?;
+        let address = memory.address();
+        object.memory = Some(memory);
         // Where the NPU sees the process's addresses, the driver knows this one only now.
         let mut info = GetBoInfo::new(object.handle);
-        call(io, Call::BufferInfo(&mut info))?;
-        let address = if info.xdna_addr == NO_ADDRESS { memory.address() } else { info.xdna_addr };
-        Ok(Self { memory, object, address, size })
+        call(&object.inner.io, Call::BufferInfo(&mut info))?;
+        let address = if info.xdna_addr == NO_ADDRESS { address } else { info.xdna_addr };
+        Ok(Self { object, address, size })
     }
 
     /// Size in bytes.
@@ -184,12 +212,14 @@ impl<I: AccelIo> Buffer<I> {
     }
 
     pub(super) fn put(&self, data: &[u8]) -> Result<()> {
-        self.memory.write(0, data).ok_or_else(|| self.outside(data.len()))
+        let written = self.object.memory.as_ref().and_then(|memory| memory.write(0, data));
+        written.ok_or_else(|| self.outside(data.len()))
     }
 
     pub(super) fn get(&self, out: &mut [u8]) -> Result<()> {
         let len = out.len();
-        self.memory.read(0, out).ok_or_else(|| self.outside(len))
+        let read = self.object.memory.as_ref().and_then(|memory| memory.read(0, out));
+        read.ok_or_else(|| self.outside(len))
     }
 
     fn outside(&self, len: usize) -> Error {

@@ -24,8 +24,7 @@ struct Chunk<M> {
     handle: u32,
     /// Address for the NPU.
     address: u64,
-    /// `None` until it is mapped.
-    memory: Option<M>,
+    memory: M,
 }
 
 /// What a failed call means to a user.
@@ -67,22 +66,27 @@ impl<I: AccelIo> Heap<I> {
         if at >= MAX_CHUNKS * HEAP_CHUNK {
             return Err(Error::HeapFull { bytes: HEAP_CHUNK });
         }
-        if self.range.is_none() {
-            let range = io.reserve(MAX_CHUNKS * HEAP_CHUNK, HEAP_CHUNK);
-            self.range = Some(range.map_err(|source| driver_error("mmap", source))?);
-        }
+        let range = match &self.range {
+            Some(range) => range,
+            None => {
+                let range = io.reserve(MAX_CHUNKS * HEAP_CHUNK, HEAP_CHUNK);
+                self.range.insert(range.map_err(|source| driver_error("mmap", source))?)
+            }
+        };
         let mut create = CreateBo::new(BoKind::DeviceHeap, HEAP_CHUNK);
         call(io, Call::CreateBuffer(&mut create))?;
-        // From here on the chunk is in the list, and closed with it.
-        self.chunks.push(Chunk { handle: create.handle, address: 0, memory: None });
-        let mut info = GetBoInfo::new(create.handle);
-        call(io, Call::BufferInfo(&mut info))?;
-        if let (Some(chunk), Some(range)) = (self.chunks.last_mut(), &self.range) {
-            chunk.address = info.xdna_addr;
-            let memory = io.map_into(range, at, info.map_offset, HEAP_CHUNK);
-            chunk.memory = Some(memory.map_err(|source| driver_error("mmap", source))?);
-        }
+        let chunk = Self::map_chunk(io, range, at, create.handle);
+        // Nothing can be put into a heap with a chunk that is not mapped.
+        self.chunks.push(chunk.inspect_err(|_| close(io, create.handle))?);
         Ok(())
+    }
+
+    fn map_chunk(io: &I, range: &I::Range, at: u64, handle: u32) -> Result<Chunk<I::Memory>> {
+        let mut info = GetBoInfo::new(handle);
+        call(io, Call::BufferInfo(&mut info))?;
+        let memory = io.map_into(range, at, info.map_offset, HEAP_CHUNK);
+        let memory = memory.map_err(|source| driver_error("mmap", source))?;
+        Ok(Chunk { handle, address: info.xdna_addr, memory })
     }
 
     /// Creates a buffer in the heap; its handle.
@@ -116,7 +120,7 @@ impl<I: AccelIo> Heap<I> {
         while !data.is_empty() {
             let chunk = self.chunks.iter().find_map(|chunk| {
                 let offset = address.checked_sub(chunk.address).filter(|&offset| offset < HEAP_CHUNK)?;
-                Some((chunk.memory.as_ref()?, offset))
+                Some((&chunk.memory, offset))
             });
             let (memory, offset) = chunk.ok_or_else(|| outside(address))?;
             let count = data.len().min((memory.len() - offset) as usize);

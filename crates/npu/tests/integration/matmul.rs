@@ -9,7 +9,7 @@ use npu::gemm::{GemmPlan, Int8, Overlay};
 use npu::linear::{self, Linear};
 use npu::matmul::{Backend, Declined, Matmul, Mode, OnDevice, OnModel, Operand, Packed, Stored};
 use npu::runtime::Device;
-use npu::runtime::fake::{FakeDriver, HeapRule, Outcome};
+use npu::runtime::fake::{CommandOutcome, FakeDriver, HeapRule};
 
 use super::{Random, small_overlay};
 
@@ -132,7 +132,7 @@ fn products_that_the_overlay_does_not_take_are_refused() {
 fn products_of_int8_through_the_driver_and_on_the_model() {
     let (overlay, image) = one_core();
     let driver = FakeDriver::new(HeapRule::Fixed, overlay.library());
-    let device = Device::open(driver.clone()).expect("a device");
+    let device = Device::open(driver.open()).expect("a device");
     let backends: [Box<dyn Backend>; 2] = [
         Box::new(OnDevice::new(device, &overlay, &image, TIMEOUT).expect("a context")),
         Box::new(OnModel::new(&overlay, &image).expect("a model")),
@@ -162,7 +162,7 @@ fn products_of_int8_through_the_driver_and_on_the_model() {
 fn a_driver_that_hangs_is_given_up_without_leaks() {
     let (overlay, image) = one_core();
     let start = |driver: &FakeDriver| {
-        let backend = Device::open(driver.clone())
+        let backend = Device::open(driver.open())
             .and_then(|device| OnDevice::new(device, &overlay, &image, TIMEOUT))
             .map(|backend| Box::new(backend) as Box<dyn Backend>);
         Matmul::start(Mode::Force, overlay.clone(), backend)
@@ -170,7 +170,7 @@ fn a_driver_that_hangs_is_given_up_without_leaks() {
     let driver = FakeDriver::new(HeapRule::Fixed, overlay.library());
     let mut matmul = start(&driver);
     assert!(matmul.decision().uses_npu, "{:?}", matmul.decision());
-    driver.set_outcome(Outcome::Hang);
+    driver.set_outcome(CommandOutcome::Hang);
     assert_eq!(matmul.multiply((1, 2, 1), &[1i8, 2], Operand::Values(&[3, 4])), Err(Declined::NotUsed));
     assert!(matmul.device_failed());
     let reason = &matmul.decision().reason;
@@ -187,7 +187,7 @@ fn a_driver_that_hangs_is_given_up_without_leaks() {
     assert!(!matmul.device_failed());
 
     let driver = FakeDriver::new(HeapRule::Fixed, overlay.library());
-    driver.set_outcome(Outcome::Hang);
+    driver.set_outcome(CommandOutcome::Hang);
     let matmul = start(&driver);
     assert!(matmul.decision().reason.contains("the self-test failed: the NPU did not finish"));
     assert_eq!(driver.leaks(), [""; 0]);

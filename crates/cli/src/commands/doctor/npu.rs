@@ -61,10 +61,9 @@ mod tests {
         // The fixtures' nodes are plain files, which answer nothing.
         let facts = NpuFacts::of(&system).map(|facts| {
             assert_eq!(facts.driver, None);
-            let driver =
-                facts.xdna.npu.is_some().then(|| {
-                    DriverFacts::query(&FakeDriver::new(HeapRule::Fixed, CoreLibrary::new())).unwrap()
-                });
+            let driver = facts.xdna.npu.is_some().then(|| {
+                DriverFacts::query(&FakeDriver::new(HeapRule::Fixed, CoreLibrary::new()).open()).unwrap()
+            });
             NpuFacts { driver, ..facts }
         });
         let findings = findings(&system, facts.as_ref());

@@ -1,6 +1,6 @@
 //! What the NPU's firmware does: loads PDIs, and runs command packets.
 
-use super::State;
+use super::Session;
 use crate::array::{Array, Fault, HostMemory};
 use crate::txn::Stream;
 use crate::uapi::{BoKind, CommandState, HEAP_BASE, HEAP_CHUNK};
@@ -11,15 +11,15 @@ const RUN_STREAM: u64 = 3;
 /// Arguments of such a packet.
 const ARGUMENTS: usize = 5;
 
-impl State {
+impl Session<'_> {
     /// The NPU's view of the heap.
     pub(super) fn device_bytes(&self, address: u64, len: u64) -> Option<Vec<u8>> {
         let mut bytes = Vec::with_capacity(usize::try_from(len).ok()?);
         let mut from = address.checked_sub(HEAP_BASE)?;
         let end = from.checked_add(len)?;
         while from < end {
-            let handle = self.heap.get(usize::try_from(from / HEAP_CHUNK).ok()?)?;
-            let chunk = &self.buffers.get(handle)?.device;
+            let handle = self.client.heap.get(usize::try_from(from / HEAP_CHUNK).ok()?)?;
+            let chunk = &self.client.buffers.get(handle)?.device;
             let to = end.min((from / HEAP_CHUNK + 1) * HEAP_CHUNK);
             let first = (from % HEAP_CHUNK) as usize;
             bytes.extend_from_slice(chunk.get(first..first + (to - from) as usize)?);
@@ -30,7 +30,7 @@ impl State {
 
     pub(super) fn load(&self, columns: u8, image: &[u8]) -> Option<Array> {
         let pdi = Pdi::decode(image).ok()?;
-        Array::load(columns, &pdi.cdo, self.library.clone()).ok()
+        Array::load(columns, &pdi.cdo, self.machine.library.clone()).ok()
     }
 
     /// Runs a packet, without its header; `None` if it never ends.
@@ -46,7 +46,7 @@ impl State {
         // Only what the command lists is in memory.
         let listed = |address: u64, kind: BoKind| {
             buffers.iter().any(|handle| {
-                let object = self.buffers.get(handle);
+                let object = self.client.buffers.get(handle);
                 object.is_some_and(|object| object.kind == kind && object.address == address)
             })
         };
@@ -64,17 +64,19 @@ impl State {
         let shared: Vec<u32> = buffers
             .iter()
             .copied()
-            .filter(|handle| self.buffers.get(handle).is_some_and(|object| object.kind == BoKind::Shared))
+            .filter(|handle| {
+                self.client.buffers.get(handle).is_some_and(|object| object.kind == BoKind::Shared)
+            })
             .collect();
         for handle in &shared {
-            if let Some(object) = self.buffers.get(handle) {
+            if let Some(object) = self.client.buffers.get(handle) {
                 host.map(object.address, object.device.clone());
             }
         }
-        let array = self.contexts.get_mut(&context)?.array.as_mut()?;
+        let (_, array) = self.client.contexts.get_mut(&context)?.loaded.as_mut()?;
         let result = array.run(&stream, &mut host);
         for handle in shared {
-            if let Some(object) = self.buffers.get_mut(&handle)
+            if let Some(object) = self.client.buffers.get_mut(&handle)
                 && let Some(bytes) = host.buffer(object.address)
             {
                 object.device.copy_from_slice(bytes);
@@ -84,7 +86,7 @@ impl State {
             Ok(()) => Some(CommandState::Completed),
             Err(fault) => {
                 let hangs = matches!(fault, Fault::Hang { .. });
-                self.fault = Some(fault);
+                self.machine.fault = Some(fault);
                 if hangs { None } else { Some(CommandState::Error) }
             }
         }

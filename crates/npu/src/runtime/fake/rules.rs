@@ -2,7 +2,7 @@
 
 use rustix::io::Errno;
 
-use super::{HeapRule, Hwctx, LINE, Object, Outcome, State};
+use super::{Command, CommandOutcome, HeapRule, Hwctx, LINE, Object, Session};
 use crate::runtime::Call;
 use crate::tile::ROWS;
 use crate::uapi::{
@@ -29,18 +29,21 @@ fn require(rule: bool) -> Answer {
     if rule { Ok(()) } else { Err(Errno::INVAL) }
 }
 
-impl State {
+impl Session<'_> {
     pub(super) fn answer(&mut self, call: Call<'_>) -> Answer {
         match call {
             Call::Version { name, version } => {
-                self.name.clone_into(name);
+                self.machine.name.clone_into(name);
                 *version = (0, 7);
                 Ok(())
             }
             Call::CreateContext { args, .. } => self.create_context(args),
             Call::DestroyContext(args) => {
                 require(args.pad == 0)?;
-                self.contexts.remove(&args.handle).map(drop).ok_or(Errno::INVAL)
+                self.client.contexts.remove(&args.handle).ok_or(Errno::INVAL)?;
+                self.client.commands.retain(|command| command.context != args.handle);
+                self.machine.contexts -= 1;
+                Ok(())
             }
             Call::ConfigContext { args, units } => self.config_context(args, units),
             Call::CreateBuffer(args) => self.create_buffer(args),
@@ -48,18 +51,19 @@ impl State {
             Call::SyncBuffer(args) => self.sync_buffer(args),
             Call::CloseBuffer(args) => {
                 require(args.pad == 0)?;
-                self.heap.retain(|&handle| handle != args.handle);
-                self.buffers.remove(&args.handle).map(drop).ok_or(Errno::INVAL)
+                self.check_release("GEM_CLOSE", args.handle);
+                self.client.heap.retain(|&handle| handle != args.handle);
+                self.client.buffers.remove(&args.handle).map(drop).ok_or(Errno::INVAL)
             }
             Call::Execute { args, command, buffers } => self.execute(args, command, buffers),
             Call::Wait { syncobj, point, deadline } => self.wait(syncobj, point, deadline),
             Call::DestroyTimeline(args) => {
                 require(args.pad == 0)?;
-                self.timelines.remove(&args.handle).map(drop).ok_or(Errno::INVAL)
+                self.client.timelines.remove(&args.handle).map(drop).ok_or(Errno::INVAL)
             }
             Call::Info { args, buffer } => info(args, buffer),
             Call::SetState { .. } => {
-                if self.root {
+                if self.machine.root {
                     Ok(())
                 } else {
                     Err(Errno::ACCESS)
@@ -86,18 +90,18 @@ impl State {
         let dirty = vec![kind == BoKind::Shared; bytes.div_ceil(LINE)];
         let (size, host) = (args.size, vec![0; bytes]);
         let object = Object { kind, size, address, mapped: false, host, device, dirty };
-        args.handle = self.handle();
+        args.handle = self.machine.handle();
         if kind == BoKind::DeviceHeap {
-            self.heap.push(args.handle);
+            self.client.heap.push(args.handle);
         }
-        self.buffers.insert(args.handle, object);
+        self.client.buffers.insert(args.handle, object);
         Ok(())
     }
 
     fn heap_address(&self, size: u64) -> Answer<u64> {
         require(size == HEAP_CHUNK)?;
-        let chunks = self.heap.len() as u64;
-        match self.rule {
+        let chunks = self.client.heap.len() as u64;
+        match self.machine.rule {
             HeapRule::Fixed if chunks > 0 => Err(Errno::BUSY),
             HeapRule::Expandable { chunks: limit } if chunks >= limit => Err(Errno::NOSPC),
             _ => Ok(HEAP_BASE + chunks * HEAP_CHUNK),
@@ -106,19 +110,22 @@ impl State {
 
     /// The first place in the heap with room.
     fn device_address(&self, size: u64) -> Answer<u64> {
-        let (missing, full, limit) = match self.rule {
+        let (missing, full, limit) = match self.machine.rule {
             HeapRule::Fixed => (Errno::INVAL, Errno::NOMEM, 1),
             HeapRule::Expandable { chunks } => (Errno::AGAIN, Errno::AGAIN, chunks),
         };
         require(size <= limit * HEAP_CHUNK)?;
-        let mapped =
-            self.heap.iter().all(|handle| self.buffers.get(handle).is_some_and(|object| object.mapped));
-        if self.heap.is_empty() || !mapped {
+        let mapped = self
+            .client
+            .heap
+            .iter()
+            .all(|handle| self.client.buffers.get(handle).is_some_and(|object| object.mapped));
+        if self.client.heap.is_empty() || !mapped {
             return Err(missing);
         }
-        let end = HEAP_BASE + self.heap.len() as u64 * HEAP_CHUNK;
+        let end = HEAP_BASE + self.client.heap.len() as u64 * HEAP_CHUNK;
         let taken: Vec<(u64, u64)> = {
-            let device = self.buffers.values().filter(|object| object.kind == BoKind::Device);
+            let device = self.client.buffers.values().filter(|object| object.kind == BoKind::Device);
             let mut taken: Vec<_> =
                 device.map(|object| (object.address, object.address + object.size)).collect();
             taken.sort_unstable();
@@ -136,26 +143,27 @@ impl State {
 
     fn buffer_info(&mut self, args: &mut GetBoInfo) -> Answer {
         require(args.ext == 0 && args.ext_flags == 0 && args.pad == 0)?;
-        let object = self.buffers.get(&args.handle).ok_or(Errno::NOENT)?;
+        let object = self.client.buffers.get(&args.handle).ok_or(Errno::NOENT)?;
         args.map_offset = u64::from(args.handle) << 12;
-        let told = matches!(object.kind, BoKind::DeviceHeap | BoKind::Device) || self.rule != HeapRule::Fixed;
-        args.xdna_addr = if told { object.address } else { NO_ADDRESS };
+        let has_address = matches!(object.kind, BoKind::DeviceHeap | BoKind::Device)
+            || self.machine.rule != HeapRule::Fixed;
+        args.xdna_addr = if has_address { object.address } else { NO_ADDRESS };
         args.vaddr = 0;
         Ok(())
     }
 
     fn sync_buffer(&mut self, args: &SyncBo) -> Answer {
-        let object = self.buffers.get_mut(&args.handle).ok_or(Errno::NOENT)?;
+        let object = self.client.buffers.get_mut(&args.handle).ok_or(Errno::NOENT)?;
         let end = args.offset.checked_add(args.size).filter(|&end| end <= object.size).ok_or(Errno::INVAL)?;
         let (kind, address) = (object.kind, object.address);
         if kind != BoKind::Device {
             object.flush(args.offset as usize, end as usize);
         } else {
             let (first, last) = (address + args.offset - HEAP_BASE, address + end - HEAP_BASE);
-            for (handle, chunk) in self.heap.iter().zip(0u64..) {
+            for (handle, chunk) in self.client.heap.iter().zip(0u64..) {
                 let base = chunk * HEAP_CHUNK;
                 let (from, to) = (first.clamp(base, base + HEAP_CHUNK), last.clamp(base, base + HEAP_CHUNK));
-                if let Some(object) = self.buffers.get_mut(handle) {
+                if let Some(object) = self.client.buffers.get_mut(handle) {
                     object.flush((from - base) as usize, (to - base) as usize);
                 }
             }
@@ -164,7 +172,7 @@ impl State {
             direction if direction == SyncDirection::ToDevice as u32 => Ok(()),
             // Later kernels look for the context of a debug buffer.
             direction if direction == SyncDirection::FromDevice as u32 => {
-                require(self.rule == HeapRule::Fixed)
+                require(self.machine.rule == HeapRule::Fixed)
             }
             _ => Err(Errno::INVAL),
         }
@@ -172,18 +180,19 @@ impl State {
 
     fn create_context(&mut self, args: &mut CreateHwctx) -> Answer {
         require(args.ext == 0 && args.ext_flags == 0 && args.umq_bo == 0 && args.log_buf_bo == 0)?;
-        if self.heap.is_empty() {
+        if self.client.heap.is_empty() {
             return Err(Errno::NOENT);
         }
-        if self.contexts.len() >= MAX_CONTEXTS {
+        if self.machine.contexts >= MAX_CONTEXTS {
             return Err(Errno::NOSPC);
         }
         let columns = args.num_tiles / u32::from(CORE_ROWS);
         let whole = args.num_tiles.is_multiple_of(u32::from(CORE_ROWS)) && columns > 0;
         require(whole && columns <= u32::from(COLUMNS) && args.max_opc != 0)?;
-        let (handle, timeline) = (self.handle(), self.handle());
-        self.timelines.insert(timeline, (0, 0));
-        self.contexts.insert(handle, Hwctx { timeline, columns: columns as u8, array: None });
+        let (handle, timeline) = (self.machine.handle(), self.machine.handle());
+        self.client.timelines.insert(timeline, (0, 0));
+        self.client.contexts.insert(handle, Hwctx { timeline, columns: columns as u8, loaded: None });
+        self.machine.contexts += 1;
         (args.handle, args.syncobj_handle) = (handle, timeline);
         Ok(())
     }
@@ -192,15 +201,15 @@ impl State {
         require(args.pad == 0 && args.param_type == CONFIG_CU)?;
         // The model has one overlay per context.
         require((1..=MAX_UNITS).contains(&units.len()) && units.len() == 1)?;
-        let context = self.contexts.get(&args.handle).ok_or(Errno::INVAL)?;
-        require(context.array.is_none())?;
+        let context = self.client.contexts.get(&args.handle).ok_or(Errno::INVAL)?;
+        require(context.loaded.is_none())?;
         require(units.iter().all(|unit| unit.pad == [0; 3]))?;
-        let object = self.buffers.get(&units[0].cu_bo).ok_or(Errno::INVAL)?;
+        let object = self.client.buffers.get(&units[0].cu_bo).ok_or(Errno::INVAL)?;
         require(object.kind == BoKind::Device)?;
         let image = self.device_bytes(object.address, object.size).ok_or(Errno::INVAL)?;
         let array = self.load(context.columns, &image).ok_or(Errno::INVAL)?;
-        if let Some(context) = self.contexts.get_mut(&args.handle) {
-            context.array = Some(array);
+        if let Some(context) = self.client.contexts.get_mut(&args.handle) {
+            context.loaded = Some((units[0].cu_bo, array));
         }
         Ok(())
     }
@@ -209,44 +218,52 @@ impl State {
         require(
             args.ext == 0 && args.ext_flags == 0 && args.kind == 0 && buffers.len() <= MAX_ARGUMENT_BUFFERS,
         )?;
-        let object = self.buffers.get(&command).ok_or(Errno::INVAL)?;
+        let object = self.client.buffers.get(&command).ok_or(Errno::INVAL)?;
         require(matches!(object.kind, BoKind::Command | BoKind::Shared))?;
-        if buffers.iter().any(|handle| !self.buffers.contains_key(handle)) {
+        if buffers.iter().any(|handle| !self.client.buffers.contains_key(handle)) {
             return Err(Errno::NOENT);
         }
-        let context = self.contexts.get(&args.hwctx).ok_or(Errno::INVAL)?;
-        require(context.array.is_some())?;
+        let context = self.client.contexts.get(&args.hwctx).ok_or(Errno::INVAL)?;
+        require(context.loaded.is_some())?;
         let timeline = context.timeline;
         // The kernel reads and writes commands through the host's view.
         let packet = crate::bytes::words_of(&object.host);
         let header = packet.first().copied().ok_or(Errno::INVAL)?;
         let count = (header >> 12 & 0x7ff) as usize;
         require(CommandState::of(header) == CommandState::New && count > 1 && count < packet.len())?;
-        let end = match self.outcome {
-            Outcome::Run => self.run(args.hwctx, &packet[1..=count], buffers),
-            Outcome::End(state) => Some(state),
-            Outcome::Hang => None,
+        let end = match self.machine.outcome {
+            CommandOutcome::Run => self.run(args.hwctx, &packet[1..=count], buffers),
+            CommandOutcome::End(state) => Some(state),
+            CommandOutcome::Hang => None,
         };
-        let points = self.timelines.get_mut(&timeline).ok_or(Errno::INVAL)?;
+        let points = self.client.timelines.get_mut(&timeline).ok_or(Errno::INVAL)?;
         points.1 += 1;
         args.seq = points.1;
         let state = end.unwrap_or(CommandState::Running);
         if end.is_some() {
             points.0 = points.1;
         }
-        if let Some(object) = self.buffers.get_mut(&command) {
+        if let Some(object) = self.client.buffers.get_mut(&command) {
             object.host[..4].copy_from_slice(&(header & !0xf | state.code()).to_le_bytes());
         }
+        let completed = state == CommandState::Completed;
+        let buffers = buffers.iter().copied().chain([command]).collect();
+        let (context, point) = (args.hwctx, args.seq);
+        self.client.commands.push(Command { context, timeline, point, completed, buffers });
         Ok(())
     }
 
     fn wait(&mut self, syncobj: u32, point: u64, deadline: i64) -> Answer {
-        let &(reached, submitted) = self.timelines.get(&syncobj).ok_or(Errno::NOENT)?;
+        let &(reached, submitted) = self.client.timelines.get(&syncobj).ok_or(Errno::NOENT)?;
         require(point <= submitted)?;
         if point <= reached {
+            // After a failure nobody knows what the array still does.
+            self.client
+                .commands
+                .retain(|command| command.timeline != syncobj || command.point > point || !command.completed);
             return Ok(());
         }
-        self.clock = self.clock.max(deadline);
+        self.machine.clock = self.machine.clock.max(deadline);
         Err(Errno::TIME)
     }
 }
@@ -297,7 +314,7 @@ mod tests {
 
     #[test]
     fn fields_that_must_be_zero() {
-        let driver = FakeDriver::new(HeapRule::Fixed, CoreLibrary::new());
+        let driver = FakeDriver::new(HeapRule::Fixed, CoreLibrary::new()).open();
         let refused = |call: Call<'_>| {
             let name = call.name();
             let error = driver.call(call).expect_err(name);
