@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use rustix::io::Errno;
+
 use crate::array::Fault;
 
 /// The result of an operation of this crate.
@@ -34,6 +36,17 @@ impl fmt::Display for Format {
             Self::Txn => "transaction stream",
             Self::Program => "core program",
         })
+    }
+}
+
+/// Whether a call of the driver failed because something ran out that other models or programs hold a part of: memory,
+/// memory that may be locked, room in the driver, or contexts.
+pub(crate) fn ran_out(call: &str, error: &std::io::Error) -> bool {
+    match error.raw_os_error().map(Errno::from_raw_os_error) {
+        Some(Errno::NOMEM | Errno::AGAIN | Errno::NOSPC) => true,
+        // The driver does not tell a firmware that has no context left from one that refuses the request.
+        Some(Errno::INVAL | Errno::NOENT) => call == "CREATE_HWCTX",
+        _ => false,
     }
 }
 
@@ -167,18 +180,19 @@ impl Error {
     }
 
     /// Whether the driver or the hardware failed, so that whatever uses the NPU next would fail too. Shapes that an overlay
-    /// does not take and memory that runs out concern one product or one model.
+    /// does not take and memory that runs out concern one product or one model. A device that cannot be opened has not
+    /// failed: the next attempt costs nothing, and says the same.
     pub fn is_of_device(&self) -> bool {
         match self {
-            Self::Driver { source, .. } => source.kind() != std::io::ErrorKind::OutOfMemory,
-            Self::Array(_)
-            | Self::Open { .. }
+            Self::Driver { call, source, .. } => !ran_out(call, source),
+            Self::Array(_) | Self::CommandFailed { .. } | Self::Timeout { .. } | Self::NotStopped { .. } => {
+                true
+            }
+            Self::Open { .. }
+            // What the context was lost to has been an error of its own.
+            | Self::ContextLost
             | Self::WrongDevice(_)
-            | Self::CommandFailed { .. }
-            | Self::Timeout { .. }
-            | Self::NotStopped { .. }
-            | Self::ContextLost => true,
-            Self::Malformed { .. }
+            | Self::Malformed { .. }
             | Self::Unsupported { .. }
             | Self::WrongStream(_)
             | Self::Assembly { .. }
@@ -202,5 +216,25 @@ impl Error {
 
     pub(crate) fn unsupported(format: Format, feature: impl Into<String>) -> Self {
         Self::Unsupported { format, feature: feature.into() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_ran_out_is_no_failure_of_the_device() {
+        let is_of_device =
+            |call, errno: Errno| Error::Driver { call, source: errno.into(), advice: "" }.is_of_device();
+        for call in ["mmap", "CREATE_BO", "CREATE_HWCTX", "EXEC_CMD"] {
+            for errno in [Errno::NOMEM, Errno::AGAIN, Errno::NOSPC] {
+                assert!(!is_of_device(call, errno), "{call}: {errno}");
+            }
+            assert!(is_of_device(call, Errno::NODEV), "{call}");
+            assert_eq!(is_of_device(call, Errno::INVAL), call != "CREATE_HWCTX", "{call}");
+        }
+        assert!(Error::Timeout { milliseconds: 1 }.is_of_device());
+        assert!(!Error::WrongDevice("no AMD NPU was found".to_owned()).is_of_device());
     }
 }

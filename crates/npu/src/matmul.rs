@@ -245,14 +245,22 @@ impl Matmul {
     pub fn start(mode: Mode, overlay: Overlay, backend: Result<Box<dyn Backend>>) -> Self {
         let mut backend = match (mode, backend) {
             (Mode::Off, _) => return Self::without(overlay, "the NPU is off"),
-            (_, Err(error)) => return Self::without(overlay, error.to_string()),
+            (_, Err(error)) => {
+                let device_failed = error.is_of_device();
+                return Self { device_failed, ..Self::without(overlay, error.to_string()) };
+            }
             (_, Ok(backend)) => backend,
         };
         let [small, padded, _] = selftest::shapes(&overlay);
         for shape in [small, padded] {
-            if let Err(reason) = test(&overlay, backend.as_mut(), shape) {
-                return Self::without(overlay, format!("the self-test failed: {reason}"));
-            }
+            let (reason, device_failed) = match test(&overlay, backend.as_mut(), shape) {
+                Ok(None) => continue,
+                // Whatever runs there next would be as wrong.
+                Ok(Some(wrong)) => (wrong, true),
+                Err(error) => (error.to_string(), error.is_of_device()),
+            };
+            let reason = format!("the self-test failed: {reason}");
+            return Self { device_failed, ..Self::without(overlay, reason) };
         }
         let reason = match mode {
             Mode::Force => "forced; the self-test passed",
@@ -297,7 +305,8 @@ impl Matmul {
         self.backend = None;
     }
 
-    /// Whether the NPU was given up because its driver or its hardware failed: other operations would fail too.
+    /// Whether the NPU is not used because its driver or its hardware failed, at the start or later: other operations
+    /// would fail too.
     pub fn device_failed(&self) -> bool {
         self.device_failed
     }
@@ -361,22 +370,16 @@ impl Matmul {
     }
 }
 
-/// Runs a product with a known result, and compares every element.
-fn test(overlay: &Overlay, backend: &mut dyn Backend, shape: Shape) -> std::result::Result<(), String> {
-    let text = |error: Error| error.to_string();
-    let problem = Problem::new(overlay, shape).map_err(text)?;
+/// Runs a product with a known result, and compares every element: what is wrong, if anything is.
+fn test(overlay: &Overlay, backend: &mut dyn Backend, shape: Shape) -> Result<Option<String>> {
+    let problem = Problem::new(overlay, shape)?;
     let mut c = problem.poisoned();
-    backend.run(&problem.plan, &problem.a, Packed::Bytes(&problem.b), &mut c).map_err(text)?;
+    backend.run(&problem.plan, &problem.a, Packed::Bytes(&problem.b), &mut c)?;
     let mut product = problem.product();
-    problem.compare(&c, &mut product).map_err(text)?;
-    match product.first_wrong {
-        None => Ok(()),
-        Some((row, column, found, right)) => {
-            let (m, k, n) = shape;
-            let wrong = product.wrong;
-            Err(format!(
-                "{wrong} elements of {m} × {k} × {n} are wrong, C[{row}][{column}] = {found}, not {right}"
-            ))
-        }
-    }
+    problem.compare(&c, &mut product)?;
+    let wrong = product.wrong;
+    Ok(product.first_wrong.map(|(row, column, found, right)| {
+        let (m, k, n) = shape;
+        format!("{wrong} elements of {m} × {k} × {n} are wrong, C[{row}][{column}] = {found}, not {right}")
+    }))
 }

@@ -112,7 +112,8 @@ impl Settings {
         self.given_up.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| reason.to_owned());
     }
 
-    /// Opens and tests the NPU for an operation of a model, and enters it in the report.
+    /// Opens and tests the NPU for an operation of a model, and enters it in the report. If its driver or its hardware
+    /// fails, it is given up for the process.
     pub fn start(&self, operation: &str) -> (Linear, Operation) {
         self.enter(operation, |overlay| match self.mode {
             Mode::Off => Err(Error::WrongDevice("the NPU is off".to_owned())),
@@ -138,6 +139,9 @@ impl Settings {
             // Does not happen: this crate generates the overlay, and tests it.
             Err(error) => Matmul::start(self.mode, Overlay::GEMM_256_1COL, Err(error)),
         };
+        if matmul.device_failed() {
+            self.give_up(&matmul.decision().reason);
+        }
         let operation = self.report.enter(operation, matmul.decision());
         (Linear::new(matmul), operation)
     }

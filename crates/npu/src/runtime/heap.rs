@@ -37,6 +37,9 @@ pub(super) fn driver_error(call: &'static str, source: io::Error) -> Error {
         Some(Errno::AGAIN) if call == "mmap" => {
             "; raise the limit of locked memory (ulimit -l) to 64 MiB or more"
         }
+        Some(Errno::INVAL | Errno::NOENT | Errno::NOSPC) if call == "CREATE_HWCTX" => {
+            "; all contexts may be in use: XDNA1 has six, and each model that uses the NPU has one"
+        }
         Some(Errno::ACCESS | Errno::PERM) => "; the call needs rights that this user does not have",
         Some(Errno::NODEV) => "; the driver has lost the NPU: look at the kernel's log",
         Some(Errno::INVAL) => "; the driver does not take this request: report its version",
@@ -99,12 +102,16 @@ impl<I: AccelIo> Heap<I> {
             };
             use rustix::io::Errno;
             match error.raw_os_error().map(Errno::from_raw_os_error) {
-                Some(Errno::AGAIN) => self.grow(io).map_err(|error| match error {
+                Some(Errno::AGAIN) => self.grow(io).map_err(|error| match &error {
+                    Error::HeapFull { .. } => Error::HeapFull { bytes },
                     // No further chunk: the fixed rule, or the limit of the other.
-                    Error::Driver { call: "CREATE_BO", .. } | Error::HeapFull { .. } => {
-                        Error::HeapFull { bytes }
+                    Error::Driver { call: "CREATE_BO", source, .. } => {
+                        match source.raw_os_error().map(Errno::from_raw_os_error) {
+                            Some(Errno::BUSY | Errno::NOSPC | Errno::INVAL) => Error::HeapFull { bytes },
+                            _ => error,
+                        }
                     }
-                    error => error,
+                    _ => error,
                 })?,
                 Some(Errno::NOMEM | Errno::NOSPC) => return Err(Error::HeapFull { bytes }),
                 _ => return Err(driver_error("CREATE_BO", error)),

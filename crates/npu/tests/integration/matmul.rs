@@ -8,8 +8,11 @@ use npu::Error;
 use npu::gemm::{GemmPlan, Int8, Overlay};
 use npu::linear::{self, Linear};
 use npu::matmul::{Backend, Declined, Matmul, Mode, OnDevice, OnModel, Operand, Packed, Stored};
+use npu::report::Operation;
 use npu::runtime::Device;
 use npu::runtime::fake::{CommandOutcome, FakeDriver, HeapRule};
+use npu::settings::Settings;
+use npu::uapi::CommandState;
 
 use super::{Random, small_overlay};
 
@@ -190,6 +193,86 @@ fn a_driver_that_hangs_is_given_up_without_leaks() {
     driver.set_outcome(CommandOutcome::Hang);
     let matmul = start(&driver);
     assert!(matmul.decision().reason.contains("the self-test failed: the NPU did not finish"));
+    assert!(matmul.device_failed());
+    assert_eq!(driver.leaks(), [""; 0]);
+}
+
+/// Operations on the NPU of one core behind this driver, each with the node opened anew.
+fn settings(driver: &FakeDriver) -> Settings {
+    let driver = driver.clone();
+    Settings::new(Mode::Force, Int8::new(1, 1).expect("a size"), move |overlay, image| {
+        let device = Device::open(driver.open())?;
+        Ok(Box::new(OnDevice::new(device, overlay, image, TIMEOUT)?))
+    })
+}
+
+fn uses_npu((linear, operation): &(Linear, Operation)) -> bool {
+    let uses_npu = linear.matmul().decision().uses_npu;
+    assert_eq!(operation.state().map(|state| state.decision.uses_npu), Some(uses_npu));
+    uses_npu
+}
+
+#[test]
+fn a_failure_in_the_self_test_ends_the_npu_for_the_process() {
+    let (overlay, _) = one_core();
+    for (outcome, expected) in [
+        (CommandOutcome::Hang, "the NPU did not finish"),
+        (CommandOutcome::End(CommandState::Error), "the NPU ended the command in state"),
+        // It completes without having computed anything.
+        (CommandOutcome::End(CommandState::Completed), "elements of"),
+    ] {
+        let driver = FakeDriver::new(HeapRule::Fixed, overlay.library());
+        let settings = settings(&driver);
+        driver.set_outcome(outcome);
+        let first = settings.start("first");
+        let reason = &first.0.matmul().decision().reason;
+        assert!(!uses_npu(&first) && reason.starts_with("the self-test failed: "), "{outcome:?}: {reason}");
+        assert!(reason.contains(expected), "{outcome:?}: {reason}");
+        let calls = driver.calls().len();
+        let second = settings.start("second");
+        let reason = &second.0.matmul().decision().reason;
+        assert!(!uses_npu(&second) && reason.contains("gave it up: the self-test failed"), "{reason}");
+        assert_eq!(driver.calls().len(), calls, "{outcome:?}: it is not opened again");
+        assert_eq!(driver.leaks(), [""; 0], "{outcome:?}");
+    }
+}
+
+#[test]
+fn operations_of_one_process_share_the_contexts_of_the_npu() {
+    let (overlay, _) = one_core();
+    let driver = FakeDriver::new(HeapRule::Fixed, overlay.library());
+    let settings = settings(&driver);
+    let mut operations: Vec<_> =
+        (0..7).map(|number| settings.start(&format!("operation {number}"))).collect();
+    let used: Vec<bool> = operations.iter().map(uses_npu).collect();
+    assert_eq!(used, [true, true, true, true, true, true, false]);
+    let reason = &operations[6].0.matmul().decision().reason;
+    assert!(reason.contains("CREATE_HWCTX") && reason.contains("all contexts may be in use"), "{reason}");
+    // In turns, with weights of their own.
+    let weights: Vec<_> = operations[..6]
+        .iter_mut()
+        .zip(1u8..)
+        .map(|((linear, _), number)| linear.store(2, &[f32::from(number), 0.0]).expect("stored weights"))
+        .collect();
+    for _ in 0..2 {
+        for ((linear, _), (weights, number)) in operations.iter_mut().zip(weights.iter().zip(1u8..)) {
+            let y = linear.multiply(&[1.0, 0.5], weights).expect("a product");
+            assert!((y[0] - f32::from(number)).abs() < 1e-3, "{y:?}");
+        }
+    }
+    // The seventh has not ended the NPU for the process.
+    drop(operations.remove(0));
+    let another = settings.start("another");
+    assert!(uses_npu(&another), "{:?}", another.0.matmul().decision());
+    // A hang is noticed by each for itself, and no other starts.
+    driver.set_outcome(CommandOutcome::Hang);
+    let (linear, _) = &mut operations[0];
+    assert_eq!(linear.multiply(&[1.0, 0.5], &weights[1]), Err(Declined::NotUsed));
+    assert!(linear.matmul().device_failed());
+    driver.set_outcome(CommandOutcome::Run);
+    let (linear, _) = &mut operations[1];
+    assert!(linear.multiply(&[1.0, 0.5], &weights[2]).is_ok());
+    drop((operations, another));
     assert_eq!(driver.leaks(), [""; 0]);
 }
 

@@ -167,8 +167,8 @@ fn at_most_six_contexts() {
     for index in 0..MAX_CONTEXTS {
         contexts.push(devices[index % 2].context(1, &image).expect("a context"));
     }
-    let error = devices[0].context(1, &image).err().expect("a seventh context").to_string();
-    assert!(error.contains("CREATE_HWCTX"), "{error}");
+    let error = devices[0].context(1, &image).err().expect("a seventh context");
+    assert!(error.to_string().contains("all contexts may be in use") && !error.is_of_device(), "{error}");
     contexts.pop();
     contexts.push(devices[0].context(1, &image).expect("a context in place of another"));
     // Handles belong to the opened node.
@@ -286,6 +286,30 @@ fn heaps_of_both_rules_fill_up() {
         device.instructions(&stream).expect("room again");
         drop((streams, device));
         assert_eq!(driver.leaks(), [""; 0], "{rule:?}");
+    }
+}
+
+#[test]
+fn a_heap_that_cannot_grow_says_what_is_missing() {
+    let stream = Stream::new(1, vec![Op::BlockWrite { address: 0x20_0000, data: vec![0; 21 << 18] }]);
+    // The refused creation asks for a chunk: its creation, its address, its mapping.
+    for (after, error, expected, is_of_device) in [
+        (1, Errno::NOMEM, "raise the limit of locked memory", false),
+        (1, Errno::NODEV, "the driver has lost the NPU", true),
+        (1, Errno::BUSY, "no room", false),
+        (3, Errno::AGAIN, "raise the limit of locked memory", false),
+    ] {
+        let driver = driver(EXPANDABLE);
+        let device = Device::open(driver.open()).expect("a device");
+        let streams = [0; 3].map(|_| device.instructions(&stream).expect("room for three"));
+        driver.fail_call(driver.calls().len() + after, error);
+        let failed = device.instructions(&stream).err().expect("no room for a fourth");
+        assert!(failed.to_string().contains(expected), "{error}: {failed}");
+        assert_eq!(failed.is_of_device(), is_of_device, "{error}: {failed}");
+        // It grows when it can.
+        let fourth = device.instructions(&stream).expect("another chunk");
+        drop((fourth, streams, device));
+        assert_eq!(driver.leaks(), [""; 0], "{error}");
     }
 }
 
