@@ -18,7 +18,10 @@ use checkpoint::{Attention, Config};
 use gpu::{Buffer, Device, Memory, Program, Recorder};
 use half::f16;
 use kernels::{KvShape, Vectors};
-use npu::{matmul::Declined, settings::Settings};
+use npu::{
+    matmul::{Declined, Mode},
+    settings::Settings,
+};
 use tensor::KvScheme;
 
 use crate::{
@@ -122,7 +125,7 @@ impl AttentionCuts<'_> {
 }
 
 impl AttentionOffload {
-    /// Tests the NPU for the attention of a model, unless its options exclude that.
+    /// Tests the NPU for the attention of a model, if that is forced and its options do not exclude it.
     pub fn start(settings: &Settings, model: &str, scheme: KvScheme, reproducible: bool) -> Self {
         let name = format!("attention of {model}");
         let npu = match (reproducible, scheme) {
@@ -135,6 +138,11 @@ impl AttentionOffload {
             (_, KvScheme::Int8) => {
                 NpuOperation::without(settings, &name, "the KV cache is int8; use --kv f16")
             }
+            _ if settings.mode() == Mode::Auto => NpuOperation::without(
+                settings,
+                &name,
+                "the speed of attention is not compared, so it uses the NPU only if that is forced",
+            ),
             _ => NpuOperation::start(settings, &name),
         };
         npu.log_decision();

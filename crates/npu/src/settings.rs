@@ -85,7 +85,7 @@ impl Settings {
         })
     }
 
-    /// Also for the attention of language models.
+    /// Also for the attention of language models, if the mode is [`Mode::Force`]: its speed is not compared.
     #[must_use]
     pub fn with_attention(mut self) -> Self {
         self.attention = true;

@@ -221,6 +221,22 @@ fn attention_stays_on_the_gpu_where_logits_are_reproducible_or_pages_are_int8() 
 }
 
 #[test]
+fn attention_does_not_use_the_npu_unless_it_is_forced() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let (fixture, ids, limits) = qwen();
+    let driver = driver();
+    let settings = settings(Mode::Auto, &driver).with_attention();
+    let mut runner = Runner::new(crate::common::load(&device, &fixture.path), limits).unwrap();
+    let want = prompt_logits(&mut runner, &ids);
+    runner.use_npu_for_attention(&settings, "qwen3");
+    let state = only(&settings);
+    let expected = "the speed of attention is not compared, so it uses the NPU only if that is forced";
+    assert_eq!((state.decision.uses_npu, state.decision.reason.as_str()), (false, expected));
+    assert_eq!(prompt_logits(&mut runner, &ids), want);
+    assert_eq!(driver.calls().len(), 0, "it was not opened");
+}
+
+#[test]
 fn a_product_that_the_npu_does_not_take_concerns_one_operation() {
     let Some(device) = testkit::cpu_device() else { return };
     let texts = [vec![5, 9, 2], vec![7]];
