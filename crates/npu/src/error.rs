@@ -26,6 +26,16 @@ pub enum Format {
     Program,
 }
 
+impl Format {
+    /// What to use instead of a file with an unsupported feature.
+    fn advice(self) -> &'static str {
+        match self {
+            Self::Txn => "use a stream for XDNA1, as mlir-aie and this crate generate them",
+            _ => "use an overlay built by mlir-aie for one partition",
+        }
+    }
+}
+
 impl fmt::Display for Format {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -64,7 +74,7 @@ pub enum Error {
         reason: String,
     },
     /// A valid file with a feature that this crate does not have.
-    #[error("{format}: {feature} is not supported; use an overlay built by mlir-aie for one partition")]
+    #[error("{format}: {feature} is not supported; {}", .format.advice())]
     Unsupported {
         /// The format of the file.
         format: Format,

@@ -15,7 +15,7 @@ pub struct OperationState {
     pub name: String,
     /// Where its products are computed now, and why.
     pub decision: Decision,
-    /// Products that the NPU computed.
+    /// Products that the NPU computed, also in batches that did not end there and were repeated by the GPU.
     pub products: u64,
     /// Fallbacks to the GPU: after an error, or since the NPU did not take a product.
     pub fallbacks: u64,

@@ -57,7 +57,11 @@ fn npu_operation_gauges(report: &npu::report::Report) -> impl Iterator<Item = Ga
     let (products, fallbacks) = report.totals();
     let total = |name, help, value: u64| Gauge { name, help, label: None, value: value as f64 };
     active.chain([
-        total("npu_products_total", "Matrix products that the NPU computed", products),
+        total(
+            "npu_products_total",
+            "Matrix products that the NPU computed, also for results that the GPU then recomputed",
+            products,
+        ),
         total("npu_fallbacks_total", "Fallbacks from the NPU to the GPU", fallbacks),
     ])
 }
