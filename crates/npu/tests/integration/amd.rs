@@ -170,6 +170,59 @@ fn changes(case: &Case, random: &mut Random) -> Vec<Change> {
     changes
 }
 
+/// All changes, and those that are not noticed, in their order: zeros that are written to other zeros, steps and sizes
+/// of outer dimensions that nothing reaches, tasks that are repeated for data that does not come, and waits for locks
+/// that this schedule, the only one here, does not need.
+const CHANGES: usize = 660;
+const UNNOTICED: [&str; 29] = [
+    "core(0,2) memory[0xe000] word 43: 0x0001d024 → 0x0001d034",
+    "core(0,3) memory[0xe000] word 18: 0x0001d004 → 0x0001d014",
+    "core(0,4) memory[0xe000] word 69: 0x0007c000 → 0x0007c010",
+    "core(1,3) memory[0xe000] word 7: 0x00076000 → 0x00076010",
+    "core(2,2) memory[0xe000] word 95: 0x00076000 → 0x00076010",
+    "core(2,4) memory[0xe000] word 63: 0x00078000 → 0x00078010",
+    "core(3,5) memory[0xe000] word 3: 0x00070000 → 0x00070010",
+    "memory(3,1) bd0.0 word 4: 0x00200001 → 0x00300001",
+    "shim(4,0) bd2.0 word 5: 0x02000000 → 0x02400000",
+    "shim(3,0) bd0.0 word 4: 0x810001ff → 0x814001ff",
+    "memory(2,1) bd0.0 word 7: 0x81418040 → 0x81418050",
+    "memory(1,1) bd24.0 word 7: 0x81458044 → 0x81450044",
+    "shim(1,0) bd0.0 word 5: 0x02000000 → 0x02000040",
+    "memory(3,1) mm2s1.queue word 0: 0x0000001d → 0x0001001d",
+    "memory(0,1) bd6.0 word 7: 0x81448245 → 0x81448247",
+    "memory(3,1) bd4.0 word 7: 0xff448045 → 0xff440045",
+    "memory(1,1) bd13.0 word 4: 0x00100007 → 0x02100007",
+    "memory(2,1) bd12.0 word 4: 0x00100007 → 0x00120007",
+    "memory(2,1) bd13.0 word 4: 0x00100007 → 0x04100007",
+    "memory(0,1) bd1.0 word 7: 0xff458444 → 0xff458446",
+    "shim(2,0) bd1.0 word 5: 0x02000000 → 0x02100000",
+    "shim(1,0) bd0.0 word 5: 0x02000000 → 0x02000400",
+    "memory(1,1) mm2s1.queue word 0: 0x0000001d → 0x0001001d",
+    "memory(3,1) mm2s1.queue word 0: 0x0000001d → 0x0001001d",
+    "memory(3,1) bd1.0 word 7: 0xff478446 → 0xff470446",
+    "memory(2,1) bd1.0 word 7: 0x81458044 → 0x8145804c",
+    "memory(3,1) bd1.0 word 7: 0xff478446 → 0xff478444",
+    "memory(3,1) s2mm0.queue word 0: 0x00000001 → 0x00010001",
+    "memory(1,1) s2mm0.queue word 0: 0x00000001 → 0x00010001",
+];
+
+/// What differs between two instructions with one changed word.
+fn describe(old: &Op, new: &Op) -> String {
+    let one = |address: u32, word: usize, old: u32, new: u32| {
+        format!("{} word {word}: {old:#010x} → {new:#010x}", Address::of(address))
+    };
+    match (old, new) {
+        (Op::BlockWrite { address, data: old }, Op::BlockWrite { data: new, .. }) => {
+            let word = old.iter().zip(new).position(|(old, new)| old != new).expect("a change");
+            one(*address, word, old[word], new[word])
+        }
+        (Op::Write { address, value: old }, Op::Write { value: new, .. }) => {
+            one(*address as u32, 0, *old, *new)
+        }
+        _ => format!("{new} instead of {old}"),
+    }
+}
+
 #[test]
 fn changes_to_amds_configuration_and_stream_are_noticed() {
     let Some(case) = Case::new() else { return };
@@ -189,7 +242,7 @@ fn changes_to_amds_configuration_and_stream_are_noticed() {
                 text
             }
             Change::Op(index, op) => {
-                let text = format!("{op} instead of {}", stream.instructions[index].op);
+                let text = describe(&stream.instructions[index].op, &op);
                 stream.instructions[index] = op.into();
                 text
             }
@@ -202,7 +255,12 @@ fn changes_to_amds_configuration_and_stream_are_noticed() {
         }
     }
     println!("{} of {count} changes are not noticed:\n{}", missed.len(), missed.join("\n"));
-    assert!(count >= 12 && missed.len() * 12 < count, "{count}: {missed:#?}");
+    if all {
+        assert_eq!((count, missed), (CHANGES, UNNOTICED.map(str::to_owned).to_vec()));
+    } else {
+        missed.retain(|missed| !UNNOTICED.contains(&missed.as_str()));
+        assert!(count >= 12 && missed.is_empty(), "of {count}: {missed:#?}");
+    }
 }
 
 #[test]
