@@ -92,6 +92,11 @@ impl<'a> GemmPlan<'a> {
         Ok(plan)
     }
 
+    /// Rows of A, columns of A, columns of B.
+    pub fn shape(&self) -> (usize, usize, usize) {
+        self.shape
+    }
+
     /// The shape in whole blocks: rows of A, columns of A, columns of B.
     pub fn padded(&self) -> (usize, usize, usize) {
         self.padded

@@ -25,7 +25,7 @@ use crate::array::{Array, HostMemory};
 use crate::error::{Error, Result};
 use crate::gemm::{Element, GemmPlan, Overlay};
 use crate::runtime::{AccelIo, Buffer, Context, Device, UploadedStream};
-use crate::selftest::{self, Problem, Shape};
+use crate::selftest::{self, Planned, Problem, Shape};
 use crate::xclbin::Pdi;
 
 /// The longest K whose sums of int8 fit into 32 bits, whatever the elements: 2^14 × (2^17 − 1) is below 2^31.
@@ -372,14 +372,15 @@ impl Matmul {
 
 /// Runs a product with a known result, and compares every element: what is wrong, if anything is.
 fn test(overlay: &Overlay, backend: &mut dyn Backend, shape: Shape) -> Result<Option<String>> {
-    let problem = Problem::new(overlay, shape)?;
+    let (m, k, n) = shape;
+    let plan = GemmPlan::new(overlay, m, k, n)?;
+    let problem = Problem::new(Planned::Generated(plan.clone()))?;
     let mut c = problem.poisoned();
-    backend.run(&problem.plan, &problem.a, Packed::Bytes(&problem.b), &mut c)?;
+    backend.run(&plan, &problem.a, Packed::Bytes(&problem.b), &mut c)?;
     let mut product = problem.product();
     problem.compare(&c, &mut product)?;
     let wrong = product.wrong;
     Ok(product.first_wrong.map(|(row, column, found, right)| {
-        let (m, k, n) = shape;
         format!("{wrong} elements of {m} × {k} × {n} are wrong, C[{row}][{column}] = {found}, not {right}")
     }))
 }

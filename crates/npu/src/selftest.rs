@@ -3,13 +3,14 @@
 //! [`on_device`] runs them through the driver; [`on_model`] runs the same on the array model, which has no time, so
 //! that it measures nothing.
 
+use std::borrow::Cow;
 use std::time::{Duration, Instant};
 
-use crate::array::{Array, HostMemory};
+use crate::array::{Array, CoreLibrary, HostMemory};
 use crate::error::Result;
-use crate::gemm::{GemmPlan, InputType, Overlay};
+use crate::gemm::{AmdGemm, GemmPlan, InputType, Overlay};
 use crate::runtime::{AccelIo, Context, Device};
-use crate::txn::Stream;
+use crate::txn::{Op, Stream};
 use crate::xclbin::Pdi;
 
 /// Largest magnitude of an element: no sum of the shapes below comes near 32 bits.
@@ -68,6 +69,60 @@ impl Outcome {
     }
 }
 
+/// An overlay to test, and where its streams come from.
+#[derive(Debug, Clone)]
+pub enum Subject {
+    /// This crate generates them, for any shape.
+    Generated(Overlay),
+    /// AMD's overlay with a stream of AMD's, for one shape.
+    Amd(AmdGemm),
+}
+
+impl Subject {
+    /// Name of the overlay.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Generated(overlay) => overlay.name,
+            Self::Amd(_) => AmdGemm::NAME,
+        }
+    }
+
+    /// SHA-256 of the overlay's file.
+    pub fn file(&self) -> [u8; 32] {
+        match self {
+            Self::Generated(overlay) => overlay.file,
+            Self::Amd(_) => AmdGemm::FILE,
+        }
+    }
+
+    /// Width in columns.
+    fn columns(&self) -> u8 {
+        match self {
+            Self::Generated(overlay) => overlay.columns,
+            Self::Amd(_) => AmdGemm::COLUMNS,
+        }
+    }
+
+    /// The cores' programs, for the array model.
+    fn library(&self) -> CoreLibrary {
+        match self {
+            Self::Generated(overlay) => overlay.library(),
+            Self::Amd(_) => AmdGemm::library(),
+        }
+    }
+
+    /// The products, of which the last is for the speed if there are several.
+    fn products(&self) -> Result<Vec<Planned<'_>>> {
+        match self {
+            Self::Generated(overlay) => {
+                let plan = |(m, k, n): Shape| GemmPlan::new(overlay, m, k, n).map(Planned::Generated);
+                shapes(overlay).into_iter().map(plan).collect()
+            }
+            Self::Amd(gemm) => Ok(vec![Planned::Amd(gemm)]),
+        }
+    }
+}
+
 /// The shapes that test an overlay: one block; one that is padded in each dimension, with K in two parts; and one of
 /// 32 blocks for the speed.
 pub fn shapes(overlay: &Overlay) -> [Shape; 3] {
@@ -75,19 +130,26 @@ pub fn shapes(overlay: &Overlay) -> [Shape; 3] {
     [(m, k, n), (m + 5, k + 7, 2 * n - 3), (4 * m, 2 * k, 4 * n)]
 }
 
-/// Runs the products on the array model: all but the largest.
-pub fn on_model(overlay: &Overlay, image: &[u8], report: &mut dyn FnMut(&Product)) -> Result<Outcome> {
+/// Runs the products on the array model: all but the one for the speed.
+pub fn on_model(subject: &Subject, image: &[u8], report: &mut dyn FnMut(&Product)) -> Result<Outcome> {
     let mut outcome = Outcome::default();
-    let [small, padded, _] = shapes(overlay);
-    for shape in [small, padded] {
-        let problem = Problem::new(overlay, shape)?;
+    let mut products = subject.products()?;
+    if products.len() > 1 {
+        products.pop();
+    }
+    for planned in products {
+        let problem = Problem::new(planned)?;
         let pdi = Pdi::decode(image)?;
-        let mut array = Array::load(overlay.columns, &pdi.cdo, overlay.library())?;
-        let mut host =
-            HostMemory::from_arguments(vec![problem.a.clone(), problem.b.clone(), problem.poisoned()]);
-        array.run(&problem.plan.stream()?, &mut host)?;
+        let mut array = Array::load(subject.columns(), &pdi.cdo, subject.library())?;
+        let places = problem.planned.places();
+        let mut arguments = vec![Vec::new(); places.len()];
+        for (place, bytes) in places.into_iter().zip([&problem.a, &problem.b, &problem.poisoned()]) {
+            arguments[place].clone_from(bytes);
+        }
+        let mut host = HostMemory::from_arguments(arguments);
+        array.run(problem.planned.stream()?.as_ref(), &mut host)?;
         let mut product = problem.product();
-        problem.compare(host.argument(2).unwrap_or_default(), &mut product)?;
+        problem.compare(host.argument(places[2]).unwrap_or_default(), &mut product)?;
         report(&product);
         outcome.products.push(product);
     }
@@ -97,20 +159,20 @@ pub fn on_model(overlay: &Overlay, image: &[u8], report: &mut dyn FnMut(&Product
 /// Runs the products through the driver.
 pub fn on_device<I: AccelIo>(
     device: &Device<I>,
-    overlay: &Overlay,
+    subject: &Subject,
     image: &[u8],
     timeout: Duration,
     report: &mut dyn FnMut(&Product),
 ) -> Result<Outcome> {
     let mut outcome = Outcome::default();
-    let context = device.context(u16::from(overlay.columns), image)?;
-    for shape in shapes(overlay) {
-        let problem = Problem::new(overlay, shape)?;
-        let product = problem.run(device, &context, timeout)?;
+    let context = device.context(u16::from(subject.columns()), image)?;
+    let products = subject.products()?;
+    for planned in &products {
+        let product = Problem::new(planned.clone())?.run(device, &context, timeout)?;
         report(&product);
         outcome.products.push(product);
     }
-    outcome.dispatch = Some(dispatch(device, &context, overlay, timeout)?);
+    outcome.dispatch = Some(dispatch(device, &context, subject.columns(), &products[0], timeout)?);
     Ok(outcome)
 }
 
@@ -118,13 +180,14 @@ pub fn on_device<I: AccelIo>(
 fn dispatch<I: AccelIo>(
     device: &Device<I>,
     context: &Context<I>,
-    overlay: &Overlay,
+    columns: u8,
+    product: &Planned<'_>,
     timeout: Duration,
 ) -> Result<(Duration, Duration)> {
-    let (m, k, n) = overlay.block();
-    let product = GemmPlan::new(overlay, m, k, n)?.stream()?;
-    let first = product.ops().take(1).cloned().collect();
-    let instructions = device.instructions(&Stream::new(overlay.columns, first))?;
+    let stream = product.stream()?;
+    let writes = |op: &&Op| matches!(op, Op::Write { .. } | Op::MaskWrite { .. });
+    let first = stream.ops().find(writes).cloned().into_iter().collect();
+    let instructions = device.instructions(&Stream::new(columns, first))?;
     let mut times = Vec::new();
     for _ in 0..REPETITIONS {
         let start = Instant::now();
@@ -135,21 +198,81 @@ fn dispatch<I: AccelIo>(
     Ok((times[0], times[REPETITIONS / 2]))
 }
 
+/// How an overlay computes a product: its stream, and the layouts of its arguments.
+#[derive(Debug, Clone)]
+pub(crate) enum Planned<'a> {
+    Generated(GemmPlan<'a>),
+    Amd(&'a AmdGemm),
+}
+
+impl Planned<'_> {
+    fn shape(&self) -> Shape {
+        match self {
+            Self::Generated(plan) => plan.shape(),
+            Self::Amd(gemm) => gemm.shape(),
+        }
+    }
+
+    fn input_type(&self) -> InputType {
+        match self {
+            Self::Generated(plan) => plan.overlay().input_type,
+            Self::Amd(_) => InputType::Int8,
+        }
+    }
+
+    fn stream(&self) -> Result<Cow<'_, Stream>> {
+        Ok(match self {
+            Self::Generated(plan) => Cow::Owned(plan.stream()?),
+            Self::Amd(gemm) => Cow::Borrowed(gemm.stream()),
+        })
+    }
+
+    /// Places of A, B and C among the arguments of the command.
+    fn places(&self) -> [usize; 3] {
+        match self {
+            Self::Generated(_) => [0, 1, 2],
+            Self::Amd(_) => AmdGemm::ARGUMENTS,
+        }
+    }
+
+    /// The arguments of A and B.
+    fn pack(&self, a: &[i16], b: &[i16]) -> Result<(Vec<u8>, Vec<u8>)> {
+        let narrow = |matrix: &[i16]| matrix.iter().map(|&value| value as i8).collect::<Vec<i8>>();
+        Ok(match (self, self.input_type()) {
+            (Self::Generated(plan), InputType::Int16) => (plan.pack_a(a)?, plan.pack_b(b)?),
+            (Self::Generated(plan), InputType::Int8) => (plan.pack_a(&narrow(a))?, plan.pack_b(&narrow(b))?),
+            (Self::Amd(gemm), _) => (gemm.pack_a(&narrow(a))?, gemm.pack_b(&narrow(b))?),
+        })
+    }
+
+    fn c_bytes(&self) -> usize {
+        match self {
+            Self::Generated(plan) => plan.c_bytes(),
+            Self::Amd(gemm) => gemm.c_bytes(),
+        }
+    }
+
+    fn unpack_c(&self, bytes: &[u8]) -> Result<Vec<i32>> {
+        match self {
+            Self::Generated(plan) => plan.unpack_c(bytes),
+            Self::Amd(gemm) => gemm.unpack_c(bytes),
+        }
+    }
+}
+
 /// Operands, and the right result.
 pub(crate) struct Problem<'a> {
-    pub(crate) plan: GemmPlan<'a>,
-    shape: Shape,
+    planned: Planned<'a>,
     pub(crate) a: Vec<u8>,
     pub(crate) b: Vec<u8>,
     right: Vec<i32>,
 }
 
 impl<'a> Problem<'a> {
-    pub(crate) fn new(overlay: &'a Overlay, shape: Shape) -> Result<Self> {
-        let (m, k, n) = shape;
-        let plan = GemmPlan::new(overlay, m, k, n)?;
+    pub(crate) fn new(planned: Planned<'a>) -> Result<Self> {
+        let (m, k, n) = planned.shape();
         let mut random = Random(0x5eed + (m * k * n) as u64);
-        let largest = largest(overlay.input_type);
+        let largest = largest(planned.input_type());
         let (a, b) = (random.matrix(m * k, largest), random.matrix(k * n, largest));
         let mut right = vec![0i32; m * n];
         for (row, a) in right.chunks_exact_mut(n).zip(a.chunks_exact(k)) {
@@ -159,23 +282,17 @@ impl<'a> Problem<'a> {
                 }
             }
         }
-        let (a, b) = match overlay.input_type {
-            InputType::Int16 => (plan.pack_a(&a)?, plan.pack_b(&b)?),
-            InputType::Int8 => {
-                let narrow = |matrix: &[i16]| matrix.iter().map(|&value| value as i8).collect::<Vec<i8>>();
-                (plan.pack_a(&narrow(&a))?, plan.pack_b(&narrow(&b))?)
-            }
-        };
-        Ok(Self { a, b, plan, shape, right })
+        let (a, b) = planned.pack(&a, &b)?;
+        Ok(Self { a, b, planned, right })
     }
 
     /// What C holds before a run.
     pub(crate) fn poisoned(&self) -> Vec<u8> {
-        vec![POISON; self.plan.c_bytes()]
+        vec![POISON; self.planned.c_bytes()]
     }
 
     pub(crate) fn product(&self) -> Product {
-        Product { shape: self.shape, compared: 0, wrong: 0, first_wrong: None, shortest: None }
+        Product { shape: self.planned.shape(), compared: 0, wrong: 0, first_wrong: None, shortest: None }
     }
 
     fn run<I: AccelIo>(
@@ -184,18 +301,22 @@ impl<'a> Problem<'a> {
         context: &Context<I>,
         timeout: Duration,
     ) -> Result<Product> {
-        let instructions = device.instructions(&self.plan.stream()?)?;
+        let instructions = device.instructions(self.planned.stream()?.as_ref())?;
         let (a, b) = (device.buffer(self.a.len())?, device.buffer(self.b.len())?);
-        let c = device.buffer(self.plan.c_bytes())?;
+        let c = device.buffer(self.planned.c_bytes())?;
         a.write(&self.a)?;
         b.write(&self.b)?;
+        let mut arguments = [&c; 3];
+        for (place, buffer) in self.planned.places().into_iter().zip([&a, &b, &c]) {
+            arguments[place] = buffer;
+        }
         let mut product = self.product();
         let poison = self.poisoned();
         let mut bytes = vec![0; poison.len()];
         for _ in 0..REPETITIONS {
             c.write(&poison)?;
             let start = Instant::now();
-            context.run(&instructions, &[&a, &b, &c], timeout)?;
+            context.run(&instructions, &arguments, timeout)?;
             let elapsed = start.elapsed();
             product.shortest = Some(product.shortest.map_or(elapsed, |shortest| shortest.min(elapsed)));
             c.read(&mut bytes)?;
@@ -205,8 +326,8 @@ impl<'a> Problem<'a> {
     }
 
     pub(crate) fn compare(&self, bytes: &[u8], product: &mut Product) -> Result<()> {
-        let found = self.plan.unpack_c(bytes)?;
-        let columns = self.shape.2;
+        let found = self.planned.unpack_c(bytes)?;
+        let (_, _, columns) = self.planned.shape();
         product.compared += found.len();
         for (index, (&found, &right)) in found.iter().zip(&self.right).enumerate() {
             if found != right {

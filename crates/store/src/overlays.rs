@@ -1,4 +1,5 @@
-//! Overlays for AMD's NPU: public files, known by commit and SHA-256, fetched from the repositories of their authors.
+//! Overlays for AMD's NPU, and streams for them: public files, known by commit and SHA-256, fetched from the repositories
+//! of their authors.
 
 use std::{
     fs::{self, File},
@@ -20,12 +21,12 @@ use crate::{
 /// Where repositories serve single files.
 const SOURCE: &str = "https://raw.githubusercontent.com";
 
-/// An overlay that can be pulled.
+/// A file of an overlay that can be pulled: its xclbin, or a stream for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OverlayFile {
-    /// Its name, and its file's without the extension.
+    /// Name of the overlay, and of its xclbin without the extension.
     pub name: &'static str,
-    /// What it computes.
+    /// What it is for.
     pub title: &'static str,
     /// Owner and name of the repository.
     pub repository: &'static str,
@@ -47,8 +48,14 @@ const TIBREZUS_LICENCE: Licence = Licence {
     url: "https://github.com/tibrezus/xdna-npu-toolkit/blob/de0ea1aae7682b0197b8b36345d4f53a6101b5b7/LICENSE",
 };
 
-/// The overlays that can be pulled. The first one is what commands use by default.
-pub const OVERLAYS: [OverlayFile; 2] = [
+const AMD: (&str, &str) = ("amd/RyzenAI-SW", "2a3c4afe88a7deabd06c7eecd2ad273091e0ce2e");
+const AMD_LICENCE: Licence = Licence {
+    name: "MIT",
+    url: "https://github.com/amd/RyzenAI-SW/blob/2a3c4afe88a7deabd06c7eecd2ad273091e0ce2e/LICENSE.txt",
+};
+
+/// The files that can be pulled. The first overlay that is there is what commands use by default.
+pub const OVERLAYS: [OverlayFile; 4] = [
     OverlayFile {
         name: "gemm-512-4col",
         title: "matrix products of int16 on 16 cores",
@@ -69,6 +76,26 @@ pub const OVERLAYS: [OverlayFile; 2] = [
         sha256: "29fa6a26b1cfb298411d5ac2fc7b716d089b9a4d8599cc0031a4aa7de9ab7102",
         licence: TIBREZUS_LICENCE,
     },
+    OverlayFile {
+        name: "mladf_gemm_4x4_a8w8acc32",
+        title: "AMD's matrix products of int8 on 16 cores",
+        repository: AMD.0,
+        commit: AMD.1,
+        path: "example/transformers/xclbin/phx/mladf_gemm_4x4_a8w8acc32.xclbin",
+        bytes: 264_215,
+        sha256: "b01a231ca46357925638e0f08203bd5e2b7c4b26327e43bbd87bb980eb1b4b76",
+        licence: AMD_LICENCE,
+    },
+    OverlayFile {
+        name: "mladf_gemm_4x4_a8w8acc32",
+        title: "AMD's stream for 32 × 2048 × 2048",
+        repository: AMD.0,
+        commit: AMD.1,
+        path: "example/transformers/dll/phx/qlinear_2/mladf_a8w8acc32_32_2048_2048.bin",
+        bytes: 26_032,
+        sha256: "698b8402ae318bb443f62fe2a5d18c1b4ff41e814ec9d72080771fd44e92f800",
+        licence: AMD_LICENCE,
+    },
 ];
 
 /// The folder of overlays: `INDRIK_OVERLAYS_DIR`, or `indrik/overlays` in the user's data folder.
@@ -84,9 +111,14 @@ pub fn overlay_source() -> String {
 }
 
 impl OverlayFile {
-    /// Its file in a folder of overlays.
+    /// Whether it is an overlay's xclbin, and not a stream.
+    pub fn is_xclbin(&self) -> bool {
+        self.path.ends_with(".xclbin")
+    }
+
+    /// Its file in a folder of overlays. It has the same name as in its repository.
     pub fn file(&self, folder: &Path) -> PathBuf {
-        folder.join(format!("{}.xclbin", self.name))
+        folder.join(self.path.rsplit('/').next().unwrap_or(self.path))
     }
 
     /// Whether the folder has it. Its content is compared when it is used.

@@ -24,15 +24,27 @@ use store::testing::{Page, Server};
 const NODE: &str = "/dev/accel/fake";
 /// One core: the smallest public overlay.
 const OVERLAY: &str = "gemm-256-1col";
+/// AMD's overlay, and its stream.
+const AMD: &str = "mladf_gemm_4x4_a8w8acc32";
+const AMD_STREAM: &str = "mladf_a8w8acc32_32_2048_2048";
 
-/// A public overlay; prints what is skipped without.
-fn overlay() -> Option<PathBuf> {
+/// A public file; prints what is skipped without.
+fn data(name: &str) -> Option<PathBuf> {
     let folder = std::env::var_os("INDRIK_TEST_DATA").map(PathBuf::from);
-    let file = folder.map(|folder| folder.join(format!("npu/{OVERLAY}.xclbin"))).filter(|file| file.exists());
+    let file = folder.map(|folder| folder.join("npu").join(name)).filter(|file| file.exists());
     if file.is_none() {
-        println!("skipped: INDRIK_TEST_DATA has no npu/{OVERLAY}.xclbin");
+        println!("skipped: INDRIK_TEST_DATA has no npu/{name}");
     }
     file
+}
+
+fn overlay() -> Option<PathBuf> {
+    data(&format!("{OVERLAY}.xclbin"))
+}
+
+/// AMD's overlay with its stream beside it.
+fn amds_overlay() -> Option<PathBuf> {
+    data(&format!("{AMD_STREAM}.bin")).and_then(|_| data(&format!("{AMD}.xclbin")))
 }
 
 /// The library that is preloaded. Cargo builds it beside the tests, which depend on it.
@@ -237,6 +249,25 @@ fn our_own_overlay_goes_through_real_calls() {
     assert_eq!(calls.iter().filter(|call| *call == "EXEC_CMD").count(), 40);
 }
 
+#[test]
+fn amds_overlay_goes_through_real_calls() {
+    let Some(overlay) = amds_overlay() else { return };
+    let faked = Faked { overlay, folder: tempfile::tempdir().unwrap() };
+    let (output, calls) = faked.run("amd", &[]);
+    let result = json(&output);
+    assert!(output.status.success(), "{result}{}", stderr(&output));
+    assert_eq!((&result["passed"], &result["ran_on"]), (&json!(true), &json!("npu")));
+    assert_eq!((&result["overlay"]["name"], &result["stream"]["name"]), (&json!(AMD), &json!(AMD_STREAM)));
+    let products = result["products"].as_array().unwrap();
+    let [product] = &products[..] else { panic!("{products:?}") };
+    assert_eq!([&product["m"], &product["k"], &product["n"]], [32, 2048, 2048]);
+    assert_eq!((&product["compared"], &product["wrong"]), (&json!(10 * 32 * 2048), &json!(0)));
+    assert!(product["gops"].as_f64().is_some() && !result["dispatch_microseconds"].is_null(), "{result}");
+    let count = |name: &str| calls.iter().filter(|call| *call == name).count();
+    assert_eq!(count("EXEC_CMD"), 20, "ten runs of the product and of a stream that writes a register");
+    assert_eq!(count("EXEC_CMD"), count("SYNCOBJ_TIMELINE_WAIT"));
+}
+
 /// A tiny embedding model.
 fn embedding_model() -> String {
     embedding_model_of("bert_mean")
@@ -388,15 +419,28 @@ fn what_cannot_be_run_says_why_and_what_to_do() {
     let other = folder.path().join("other.xclbin");
     fs::write(&other, "xclbin2").unwrap();
     let text = selftest(&["--simulate", "--overlay", other.to_str().unwrap()]);
-    assert!(text.contains("not a known overlay") && text.contains(OVERLAY), "{text}");
-    let data = std::env::var_os("INDRIK_TEST_DATA").map(PathBuf::from);
-    let amd = data.map(|data| data.join("npu/mladf_gemm_4x4_a8w8acc32.xclbin")).filter(|file| file.exists());
-    if let Some(amd) = amd {
-        let text = selftest(&["--simulate", "--overlay", amd.to_str().unwrap()]);
-        assert!(text.contains("AMD's int8 overlay") && text.contains("--overlay int8"), "{text}");
+    assert!(text.contains("not a known overlay") && text.contains(OVERLAY) && text.contains(AMD), "{text}");
+    let text = selftest(&["--simulate", "--overlay", AMD]);
+    assert!(text.contains(&format!("{AMD} is not there yet: `indrik npu pull {AMD}`")), "{text}");
+    if let Some(amd) = amds_overlay() {
+        // A folder with AMD's overlay alone.
+        let alone = folder.path().join("amd.xclbin");
+        fs::copy(&amd, &alone).unwrap();
+        let alone = alone.to_str().unwrap();
+        let text = selftest(&["--simulate", "--overlay", alone]);
+        let missing = format!("needs AMD's stream: cannot read {}/{AMD_STREAM}.bin", folder.path().display());
+        assert!(text.contains(&missing) && text.contains(&format!("`indrik npu pull {AMD}`")), "{text}");
+        let text = selftest(&["--simulate", "--overlay", alone, "--stream", alone]);
+        assert!(text.contains(&format!("cannot use {alone}: transaction stream")), "{text}");
+        if let Some(rows) = data("mladf_a8w8acc32_8_2048_2048.bin") {
+            let text = selftest(&["--simulate", "--overlay", alone, "--stream", rows.to_str().unwrap()]);
+            assert!(text.contains("8_2048_2048.bin: instruction stream: it is AMD's for 8 rows"), "{text}");
+        }
     }
     if let Some(overlay) = overlay() {
         let overlay = overlay.to_str().unwrap();
+        let text = selftest(&["--simulate", "--overlay", overlay, "--stream", overlay]);
+        assert!(text.contains("is for AMD's overlay only"), "{text}");
         let text = selftest(&["--node", "/dev/accel/none", "--overlay", overlay]);
         assert!(text.contains("cannot open /dev/accel/none") && text.contains("amdxdna"), "{text}");
         let text = selftest(&["--node", "/dev/null", "--overlay", overlay]);
@@ -412,8 +456,7 @@ fn what_cannot_be_run_says_why_and_what_to_do() {
 fn overlays_are_pulled_from_a_server() {
     let Some(file) = overlay() else { return };
     let (folder, server) = (tempfile::tempdir().unwrap(), Server::start());
-    let [_, expected] = store::OVERLAYS.iter().collect::<Vec<_>>()[..] else { panic!("two overlays") };
-    assert_eq!(expected.name, OVERLAY);
+    let expected = store::OVERLAYS.iter().find(|file| file.name == OVERLAY).unwrap();
     let path = expected.url("");
     server.put(&path, Page { body: Arc::new(fs::read(&file).unwrap()), ..Page::default() });
     let command = |arguments: &[&str]| -> Command {
@@ -444,5 +487,48 @@ fn overlays_are_pulled_from_a_server() {
     assert!(stderr(&output).contains("404 (not found)"), "{}", stderr(&output));
     let output = command(&["pull", "resnet"]).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
-    assert!(stderr(&output).contains("known overlays: gemm-512-4col, gemm-256-1col"), "{}", stderr(&output));
+    let known = format!("known overlays: gemm-512-4col, {OVERLAY}, {AMD}");
+    assert!(stderr(&output).contains(&known), "{}", stderr(&output));
+}
+
+#[test]
+fn amds_overlay_is_pulled_with_its_stream_and_multiplies_on_the_array_model() {
+    let Some(overlay) = amds_overlay() else { return };
+    let (folder, server) = (tempfile::tempdir().unwrap(), Server::start());
+    for file in store::OVERLAYS.iter().filter(|file| file.name == AMD) {
+        let body = fs::read(file.file(overlay.parent().unwrap())).unwrap();
+        server.put(&file.url(""), Page { body: Arc::new(body), ..Page::default() });
+    }
+    let command = |arguments: &[&str]| {
+        let mut command = indrik(&[&["npu"], arguments].concat());
+        command.env("INDRIK_OVERLAYS_DIR", folder.path()).env("INDRIK_OVERLAY_SOURCE", &server.url);
+        command.output().unwrap()
+    };
+    let output = command(&["pull", AMD]);
+    let (text, log) = (stdout(&output), stderr(&output));
+    assert!(output.status.success() && text.matches("pulled, SHA-256 verified").count() == 2, "{text}{log}");
+    let commit = "amd/RyzenAI-SW/2a3c4afe88a7deabd06c7eecd2ad273091e0ce2e/example/transformers/";
+    assert!(log.contains("Licence: MIT") && log.contains(&format!("{}/{commit}", server.url)), "{log}");
+
+    let output = command(&["selftest", "--simulate", "--overlay", AMD]);
+    let text = stdout(&output);
+    assert!(output.status.success() && text.ends_with("self-test passed\n"), "{text}{}", stderr(&output));
+    assert!(text.contains(&format!("overlay     {AMD}, SHA-256 b01a231c")), "{text}");
+    assert!(text.contains(&format!("stream      {AMD_STREAM}, SHA-256 698b8402")), "{text}");
+    assert!(text.contains("32 × 2048 × 2048: 65,536 elements compared, exact\n"), "{text}");
+    // It is the only one that is there. Its stream may be elsewhere.
+    let elsewhere = folder.path().join("stream");
+    fs::rename(folder.path().join(AMD_STREAM).with_extension("bin"), &elsewhere).unwrap();
+    assert_eq!(command(&["selftest", "--simulate"]).status.code(), Some(1));
+    let output = command(&[
+        "selftest",
+        "--simulate",
+        "--json",
+        "--overlay",
+        AMD,
+        "--stream",
+        elsewhere.to_str().unwrap(),
+    ]);
+    let result = json(&output);
+    assert_eq!((&result["passed"], &result["stream"]["name"]), (&json!(true), &json!(AMD_STREAM)));
 }

@@ -52,8 +52,11 @@ impl AmdGemm {
     /// Places of A, B and C among the arguments of the command.
     pub const ARGUMENTS: [usize; 3] = [1, 2, 0];
 
+    /// SHA-256 of the stream's file.
+    pub const STREAM_FILE: [u8; 32] =
+        digest("698b8402ae318bb443f62fe2a5d18c1b4ff41e814ec9d72080771fd44e92f800");
+
     const SHAPE: (usize, usize, usize) = (32, 2048, 2048);
-    const STREAM: [u8; 32] = digest("698b8402ae318bb443f62fe2a5d18c1b4ff41e814ec9d72080771fd44e92f800");
     /// The published stream for 8 rows, `mladf_a8w8acc32_8_2048_2048`.
     const STREAM_OF_8_ROWS: [u8; 32] =
         digest("2bd8fbbf604c54a3cfa53bf898ccb7fe1f54f552e94f79b9268203386dd3a3d2");
@@ -68,7 +71,7 @@ impl AmdGemm {
         let hash: [u8; 32] = Sha256::digest(stream).into();
         let decoded = Stream::decode(stream)?;
         match hash {
-            Self::STREAM => Ok(Self { shape: Self::SHAPE, stream: decoded }),
+            Self::STREAM_FILE => Ok(Self { shape: Self::SHAPE, stream: decoded }),
             Self::STREAM_OF_8_ROWS => Err(Error::WrongStream(
                 "it is AMD's for 8 rows, which does not compute a product on this overlay, whose cores multiply 16 \
                  rows at a time; `indrik npu pull` fetches the one for 32 rows",

@@ -2,7 +2,6 @@
 
 use sha2::{Digest, Sha256};
 
-use super::AmdGemm;
 use crate::array::{CoreLibrary, GemmKernel, PingPong};
 use crate::tile::TilePlace;
 
@@ -153,15 +152,6 @@ impl Overlay {
     pub fn of(file: &[u8]) -> Option<&'static Self> {
         let hash: [u8; 32] = Sha256::digest(file).into();
         Self::KNOWN.into_iter().find(|overlay| overlay.file == hash)
-    }
-
-    /// Why a published overlay, recognised by the SHA-256 of its xclbin, cannot be used.
-    pub fn why_not(file: &[u8]) -> Option<&'static str> {
-        let hash: [u8; 32] = Sha256::digest(file).into();
-        (hash == AmdGemm::FILE).then_some(
-            "it is AMD's int8 overlay (RyzenAI-SW 2a3c4af, mladf_gemm_4x4_a8w8acc32), which this self-test does not \
-             run; use `--overlay int8` for int8 products",
-        )
     }
 
     /// Block size: rows, K, columns.

@@ -198,7 +198,7 @@ struct Hwctx {
 }
 
 impl FakeDriver {
-    /// An NPU of four columns whose cores know the programs of `library`.
+    /// An NPU of five columns, as Phoenix has, whose cores know the programs of `library`.
     pub fn new(rule: HeapRule, library: CoreLibrary) -> Self {
         let machine = Machine {
             rule,

@@ -397,8 +397,8 @@ fn wrong_uses_are_errors() {
 
     let driver = driver(HeapRule::Fixed);
     let device = Device::open(driver.open()).expect("a device");
-    assert_eq!((device.metadata().cols, device.driver_version()), (4, (0, 7)));
-    assert!(device.context(5, &small_overlay::pdi()).is_err(), "more columns than there are");
+    assert_eq!((device.metadata().cols, device.driver_version()), (5, (0, 7)));
+    assert!(device.context(6, &small_overlay::pdi()).is_err(), "more columns than there are");
     assert!(device.context(1, b"no PDI").is_err());
     let context = device.context(1, &small_overlay::pdi()).expect("a context");
     let instructions = device.instructions(&Stream::new(1, Vec::new())).expect("a stream");
@@ -429,7 +429,7 @@ fn facts_of_the_driver_are_queried() {
     let driver = driver(HeapRule::Fixed);
     let facts = DriverFacts::query(&driver.open()).expect("facts");
     assert_eq!((facts.version, facts.firmware), ((0, 7), Some([1, 5, 2, 380])));
-    assert_eq!((facts.array.cols, facts.array.core.row_count, facts.power_mode), (4, 4, Some("default")));
+    assert_eq!((facts.array.cols, facts.array.core.row_count, facts.power_mode), (5, 4, Some("default")));
     let clocks: Vec<_> = facts.clocks.iter().map(|clock| (clock.name.as_str(), clock.mhz)).collect();
     assert_eq!(clocks, [("MP-NPU Clock", 600), ("H Clock", 1024)]);
     assert_eq!(facts.watts, None, "the kernel cannot read the power of Phoenix");
@@ -445,7 +445,8 @@ fn facts_of_the_driver_are_queried() {
 #[test]
 fn the_self_test_passes_and_notices_a_wrong_element() {
     let (overlay, image) = (small_overlay::overlay(), small_overlay::pdi());
-    let model = selftest::on_model(&overlay, &image, &mut |_| {}).expect("products");
+    let subject = selftest::Subject::Generated(overlay.clone());
+    let model = selftest::on_model(&subject, &image, &mut |_| {}).expect("products");
     assert!(model.passed() && model.dispatch.is_none() && model.products[0].gops().is_none(), "{model:?}");
     assert_eq!(model.products.len(), 2);
 
@@ -453,7 +454,7 @@ fn the_self_test_passes_and_notices_a_wrong_element() {
     let device = Device::open(driver.open()).expect("a device");
     let mut reported = Vec::new();
     let mut report = |product: &selftest::Product| reported.push(product.clone());
-    let outcome = selftest::on_device(&device, &overlay, &image, TIMEOUT, &mut report).expect("products");
+    let outcome = selftest::on_device(&device, &subject, &image, TIMEOUT, &mut report).expect("products");
     assert!(outcome.passed() && outcome.dispatch.is_some(), "{outcome:?}");
     assert_eq!(outcome.products, reported);
     let compared = |(m, _, n): selftest::Shape| 10 * m * n;
@@ -463,7 +464,7 @@ fn the_self_test_passes_and_notices_a_wrong_element() {
 
     // Commands that do nothing leave C as it was.
     driver.set_outcome(CommandOutcome::End(CommandState::Completed));
-    let outcome = selftest::on_device(&device, &overlay, &image, TIMEOUT, &mut |_| {}).expect("products");
+    let outcome = selftest::on_device(&device, &subject, &image, TIMEOUT, &mut |_| {}).expect("products");
     let product = &outcome.products[0];
     assert!(!outcome.passed() && product.wrong == product.compared, "{product:?}");
     let (row, column, found, right) = product.first_wrong.expect("a wrong element");

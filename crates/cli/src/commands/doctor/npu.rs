@@ -78,7 +78,7 @@ mod tests {
                 NpuMachine::Good,
                 &[
                     "XDNA1 (NPU Phoenix)",
-                    "driver amdxdna, firmware 1.5.2.380, interface 0.7, 4 columns of 4 cores, MP-NPU Clock 600 MHz, \
+                    "driver amdxdna, firmware 1.5.2.380, interface 0.7, 5 columns of 4 cores, MP-NPU Clock 600 MHz, \
                      H Clock 1024 MHz, power mode default",
                     "would not make replies faster",
                     "indrik npu selftest",

@@ -9,10 +9,11 @@ use std::{
 
 use anyhow::{Context, bail};
 use clap::Args;
+use gpu::format_bytes;
 use npu::{
-    gemm::{Int8, Overlay},
+    gemm::{AmdGemm, Int8, Overlay},
     runtime::{Device, DriverFacts, LinuxIo},
-    selftest::{self, Outcome, Product},
+    selftest::{self, Outcome, Product, Subject},
     xclbin::Xclbin,
 };
 use serde_json::{Value, json};
@@ -30,14 +31,19 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// Multiply matrices on the NPU, compare them with the CPU, and measure
 #[derive(Args)]
 #[command(after_help = "Examples: indrik npu selftest\n          indrik npu selftest --simulate\n          \
-    indrik npu selftest --report\n          indrik npu selftest --overlay int8\n\n\
+    indrik npu selftest --report\n          indrik npu selftest --overlay int8\n          \
+    indrik npu selftest --overlay mladf_gemm_4x4_a8w8acc32\n\n\
     Not yet run on hardware by us: a report shows whether it works. Exit code 0 if every product is right, 1 \
     otherwise.")]
 pub struct Arguments {
-    /// The overlay: `int8`, which is our own, or an .xclbin that is known by its SHA-256 (default: the one of `indrik
-    /// npu pull`)
-    #[arg(long, value_name = "int8|FILE")]
+    /// The overlay: `int8`, which is our own, the name of one that was pulled, or an .xclbin that is known by its SHA-256
+    /// (default: the first one of `indrik npu pull`)
+    #[arg(long, value_name = "NAME|FILE")]
     overlay: Option<PathBuf>,
+    /// AMD's stream for AMD's overlay (default: mladf_a8w8acc32_32_2048_2048.bin in the overlay's folder); streams for
+    /// other overlays are generated
+    #[arg(long, value_name = "FILE", requires = "overlay")]
+    stream: Option<PathBuf>,
     /// Run on the array model in software instead of an NPU; nothing is measured
     #[arg(long, conflicts_with = "node")]
     simulate: bool,
@@ -56,7 +62,7 @@ pub struct Arguments {
 struct Run {
     facts: Option<NpuFacts>,
     driver: Option<DriverFacts>,
-    overlay: Option<Overlay>,
+    subject: Option<Subject>,
     /// Products that were reported before an error.
     products: Vec<Product>,
     outcome: Option<Outcome>,
@@ -69,7 +75,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let mut run = Run {
         facts: NpuFacts::of(&System::new()),
         driver: None,
-        overlay: None,
+        subject: None,
         products: Vec::new(),
         outcome: None,
         error: None,
@@ -96,18 +102,18 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 impl Run {
     fn execute(&mut self, arguments: &Arguments) -> anyhow::Result<()> {
         let node = if arguments.simulate { None } else { Some(self.node(arguments.node.as_deref())?) };
-        let (overlay, file) = overlay(arguments.overlay.as_deref())?;
-        self.overlay = Some(overlay.clone());
+        let (subject, file) = subject(arguments.overlay.as_deref(), arguments.stream.as_deref())?;
+        let subject = &*self.subject.insert(subject);
         let partition = Xclbin::decode(&file)?.partition()?;
         let image = &partition.pdis.first().context("the overlay has no PDI; pull it again")?.image;
         let products = &mut self.products;
         let mut report = |product: &Product| products.push(product.clone());
         let outcome = match node {
-            None => selftest::on_model(&overlay, image, &mut report)?,
+            None => selftest::on_model(subject, image, &mut report)?,
             Some(node) => {
                 let io = LinuxIo::open(&node)?;
                 self.driver = Some(DriverFacts::query(&io)?);
-                selftest::on_device(&Device::open(io)?, &overlay, image, TIMEOUT, &mut report)?
+                selftest::on_device(&Device::open(io)?, subject, image, TIMEOUT, &mut report)?
             }
         };
         self.outcome = Some(outcome);
@@ -144,8 +150,15 @@ impl Run {
             let firmware = firmware(driver).unwrap_or_else(|| "unknown".to_string());
             text += &format!("driver      firmware {firmware}, {}\n", driver_parts(driver).join(", "));
         }
-        if let Some(overlay) = &self.overlay {
-            text += &format!("overlay     {}, SHA-256 {}\n", overlay.name, hex(&overlay.file));
+        if let Some(subject) = &self.subject {
+            text += &format!("overlay     {}, SHA-256 {}\n", subject.name(), hex(&subject.file()));
+            if let Subject::Amd(_) = subject {
+                text += &format!(
+                    "stream      {}, SHA-256 {}\n",
+                    AmdGemm::STREAM_NAME,
+                    hex(&AmdGemm::STREAM_FILE)
+                );
+            }
         }
         match (self.products.is_empty(), self.is_simulated) {
             (true, _) => {}
@@ -181,7 +194,12 @@ impl Run {
             "passed": self.passed(),
             "ran_on": (!self.products.is_empty()).then_some(if self.is_simulated { "simulator" } else { "npu" }),
             "error": self.error,
-            "overlay": self.overlay.as_ref().map(|overlay| json!({ "name": overlay.name, "sha256": hex(&overlay.file) })),
+            "overlay": self.subject.as_ref().map(|subject| json!({
+                "name": subject.name(), "sha256": hex(&subject.file()),
+            })),
+            "stream": matches!(self.subject, Some(Subject::Amd(_))).then(|| json!({
+                "name": AmdGemm::STREAM_NAME, "sha256": hex(&AmdGemm::STREAM_FILE),
+            })),
             "products": products,
             "dispatch_microseconds": dispatch.map(|(shortest, median)| json!({
                 "shortest": shortest.as_secs_f64() * 1e6, "median": median.as_secs_f64() * 1e6,
@@ -192,32 +210,55 @@ impl Run {
     }
 }
 
-/// The overlay to use, and its file.
-fn overlay(given: Option<&Path>) -> anyhow::Result<(Overlay, Vec<u8>)> {
-    let path = match given {
-        Some(name) if name == Path::new(Int8::NAME) => {
-            return Ok((Int8::WHOLE.overlay()?, Int8::WHOLE.xclbin()?));
-        }
-        Some(path) => path.to_path_buf(),
-        None => {
-            let folder = store::overlay_folder()?;
-            match OVERLAYS.iter().find(|overlay| overlay.is_present(&folder)) {
-                Some(overlay) => overlay.file(&folder),
-                None => bail!(
-                    "there is no overlay yet: `indrik npu pull` downloads them (76 KiB); --overlay int8 needs none"
-                ),
-            }
-        }
-    };
+/// What to test, and the overlay's file.
+fn subject(overlay: Option<&Path>, stream: Option<&Path>) -> anyhow::Result<(Subject, Vec<u8>)> {
+    if overlay == Some(Path::new(Int8::NAME)) && stream.is_none() {
+        return Ok((Subject::Generated(Int8::WHOLE.overlay()?), Int8::WHOLE.xclbin()?));
+    }
+    let path = overlay_path(overlay)?;
     let file = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    if let Some(reason) = Overlay::why_not(&file) {
-        bail!("{} cannot be used: {reason}", path.display());
+    if AmdGemm::is_overlay(&file) {
+        let beside = || path.with_file_name(format!("{}.bin", AmdGemm::STREAM_NAME));
+        let stream = stream.map_or_else(beside, Path::to_path_buf);
+        let bytes = fs::read(&stream).with_context(|| {
+            let (stream, name) = (stream.display(), AmdGemm::NAME);
+            format!("AMD's overlay needs AMD's stream: cannot read {stream}; `indrik npu pull {name}` downloads both")
+        })?;
+        let gemm = AmdGemm::new(&bytes).with_context(|| format!("cannot use {}", stream.display()))?;
+        return Ok((Subject::Amd(gemm), file));
+    }
+    if let Some(stream) = stream {
+        bail!("{} is for AMD's overlay only: streams for others are generated", stream.display());
     }
     let overlay = Overlay::of(&file).with_context(|| {
         let names: Vec<&str> = Overlay::KNOWN.iter().map(|overlay| overlay.name).collect();
-        format!("{} is not a known overlay, by its SHA-256; known: {}", path.display(), names.join(", "))
+        let (path, names, amd) = (path.display(), names.join(", "), AmdGemm::NAME);
+        format!("{path} is not a known overlay, by its SHA-256; known: {names}, {amd}")
     })?;
-    Ok((overlay.clone(), file))
+    Ok((Subject::Generated(overlay.clone()), file))
+}
+
+/// The file of an overlay: by its name if it was pulled, or the first one that was.
+fn overlay_path(given: Option<&Path>) -> anyhow::Result<PathBuf> {
+    let mut overlays = OVERLAYS.iter().filter(|file| file.is_xclbin());
+    let Some(given) = given else {
+        let folder = store::overlay_folder()?;
+        let Some(overlay) = overlays.find(|overlay| overlay.is_present(&folder)) else {
+            let bytes = format_bytes(OVERLAYS.iter().map(|file| file.bytes).sum());
+            bail!(
+                "there is no overlay yet: `indrik npu pull` downloads them ({bytes}); --overlay int8 needs none"
+            );
+        };
+        return Ok(overlay.file(&folder));
+    };
+    let Some(overlay) = overlays.find(|overlay| given == Path::new(overlay.name)) else {
+        return Ok(given.to_path_buf());
+    };
+    let folder = store::overlay_folder()?;
+    if !overlay.is_present(&folder) {
+        bail!("{0} is not there yet: `indrik npu pull {0}` downloads it", overlay.name);
+    }
+    Ok(overlay.file(&folder))
 }
 
 fn product_line(product: &Product) -> String {
@@ -252,4 +293,23 @@ fn product_json(product: &Product) -> Value {
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_can_be_pulled_can_be_tested() {
+        let mut known: Vec<(&str, String)> =
+            Overlay::KNOWN.iter().map(|overlay| (overlay.name, hex(&overlay.file))).collect();
+        known.extend([AmdGemm::FILE, AmdGemm::STREAM_FILE].map(|hash| (AmdGemm::NAME, hex(&hash))));
+        let mut pulled: Vec<(&str, String)> =
+            OVERLAYS.iter().map(|file| (file.name, file.sha256.to_owned())).collect();
+        known.sort();
+        pulled.sort();
+        assert_eq!(known, pulled);
+        let stream = OVERLAYS.iter().find(|file| !file.is_xclbin()).unwrap();
+        assert_eq!(stream.file(Path::new("")), Path::new(AmdGemm::STREAM_NAME).with_extension("bin"));
+    }
 }

@@ -12,7 +12,8 @@ use crate::uapi::{
     TileMetadata,
 };
 
-const COLUMNS: u16 = 4;
+/// Of Phoenix. A context of up to four has those with DMA to the host's memory, one of five all.
+const COLUMNS: u16 = 5;
 const CORE_ROWS: u16 = 4;
 const MAX_UNITS: usize = 32;
 /// A published firmware of Phoenix.
