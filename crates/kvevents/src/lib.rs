@@ -12,6 +12,7 @@
 //! - A block is a full page of tokens, and its hash one of all tokens up to its end, the same on every server of a model.
 //!   Pages with images are not published, nor what follows them.
 //! - A subscriber that does not read is disconnected when its queue is full. It can connect again and ask for a replay.
+//! - When the publisher ends, subscribers get the last events, then the end of the stream; the wait for that is bounded.
 //!
 //! | module | contents |
 //! |---|---|
@@ -36,6 +37,7 @@ use std::{
     net::{SocketAddr, TcpListener},
     sync::Arc,
     thread::JoinHandle,
+    time::Duration,
 };
 
 use model::pages::PageEventQueue;
@@ -70,6 +72,8 @@ pub struct Limits {
     pub high_water_mark: usize,
     /// Connections per socket.
     pub connections: usize,
+    /// Time for subscribers to take the last events when the publisher is dropped.
+    pub flush_timeout: Duration,
 }
 
 impl Default for Limits {
@@ -80,6 +84,7 @@ impl Default for Limits {
             replay_blocks: 100_000,
             high_water_mark: 1000,
             connections: 64,
+            flush_timeout: Duration::from_millis(500),
         }
     }
 }
@@ -132,7 +137,8 @@ impl Monitor {
     }
 }
 
-/// Publishes the events of a queue. Dropping it publishes what is left, then closes all connections.
+/// Publishes the events of a queue. Dropping it publishes what is left, sends it to the subscribers, and closes all
+/// connections. A subscriber that does not read delays that by at most [`Limits::flush_timeout`].
 pub struct Publisher {
     shared: Arc<Shared>,
     events: SocketAddr,

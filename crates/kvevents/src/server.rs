@@ -4,18 +4,19 @@ use std::{
     collections::BTreeMap,
     future::Future,
     io,
+    net::SocketAddr,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, SystemTime},
 };
 
 use model::pages::PageEventQueue;
 use tokio::{
     io::AsyncWriteExt,
-    net::{TcpListener, TcpStream},
-    sync::{Notify, Semaphore, mpsc},
+    net::{TcpListener, TcpStream, tcp::OwnedWriteHalf},
+    sync::{Notify, Semaphore, mpsc, watch},
     task::AbortHandle,
     time::{sleep, timeout},
 };
@@ -31,9 +32,6 @@ use crate::{
 
 /// Time after a change for which further ones are collected: a step changes several pages.
 const BATCH_DELAY: Duration = Duration::from_millis(2);
-
-/// Maximum time for subscribers to take the last events.
-const FLUSH_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Maximum time for a client to take a part of its replay.
 const REPLAY_TIMEOUT: Duration = Duration::from_secs(30);
@@ -65,6 +63,10 @@ pub(crate) struct Shared {
     history: Mutex<History>,
     replays: Semaphore,
     subscribers: Mutex<BTreeMap<u64, Subscriber>>,
+    /// Signalled when one leaves.
+    left: Notify,
+    /// Whether the publisher ends: subscribers get what was published, and the end of the stream.
+    is_closing: watch::Sender<bool>,
     /// Whether events have been taken from the queue that are not published yet.
     is_publishing: AtomicBool,
     dropped_subscribers: AtomicU64,
@@ -107,6 +109,8 @@ impl Shared {
             history: Mutex::new(History::new(history)),
             replays: Semaphore::new(MAX_REPLAYS),
             subscribers: Mutex::default(),
+            left: Notify::new(),
+            is_closing: watch::Sender::new(false),
             is_publishing: AtomicBool::new(false),
             dropped_subscribers: AtomicU64::new(0),
             overflows: AtomicU64::new(0),
@@ -185,31 +189,33 @@ impl Shared {
         });
     }
 
-    /// Waits until subscribers have taken what was published, but not for long.
-    async fn flush(&self) {
-        let end = Instant::now() + FLUSH_TIMEOUT;
-        let is_waiting = |shared: &Shared| {
-            let subscribers = locked(&shared.subscribers);
-            subscribers
-                .values()
-                .any(|subscriber| subscriber.messages.capacity() < subscriber.messages.max_capacity())
+    /// Sends subscribers what was published, and the end of the stream. Waits until they have closed their connections,
+    /// but not for long.
+    async fn close(&self) {
+        self.is_closing.send_replace(true);
+        let all_left = async {
+            while !locked(&self.subscribers).is_empty() {
+                self.left.notified().await;
+            }
         };
-        while is_waiting(self) && Instant::now() < end {
-            sleep(BATCH_DELAY).await;
+        if timeout(self.limits.flush_timeout, all_left).await.is_err() {
+            let left = locked(&self.subscribers).len();
+            tracing::debug!("{left} subscribers of KV events have not taken the last ones in time");
         }
     }
 
     /// Says why a connection ended, if its peer is to blame.
-    fn report(&self, socket: &str, end: &End) {
+    fn report(&self, peer: SocketAddr, socket: &str, end: &End) {
         match end {
             End::Closed => {}
             End::Violation(_) | End::Timeout if is_first(&self.said.violation) => {
                 tracing::warn!(
-                    "closed a connection to the socket for {socket}: {end} (logged once; further ones at debug level)"
+                    "closed a connection from {peer} to the socket for {socket}: {end} (logged once; further ones at debug \
+                     level)"
                 );
             }
             End::Violation(_) | End::Timeout => {
-                tracing::debug!("a connection for {socket} was closed: {end}")
+                tracing::debug!("closed a connection from {peer} to the socket for {socket}: {end}");
             }
         }
     }
@@ -248,7 +254,7 @@ pub(crate) async fn run(
         shared.publish(&mut blocks).await;
     }
     shared.publish(&mut blocks).await;
-    shared.flush().await;
+    shared.close().await;
     Ok(())
 }
 
@@ -277,7 +283,7 @@ async fn accept<F: Future<Output = End> + Send + 'static>(
         let shared = shared.clone();
         tokio::spawn(async move {
             let end = serve(stream, shared.clone()).await;
-            shared.report(socket, &end);
+            shared.report(peer, socket, &end);
             drop(place);
         });
     }
@@ -292,6 +298,7 @@ struct Registration {
 impl Drop for Registration {
     fn drop(&mut self) {
         locked(&self.shared.subscribers).remove(&self.id);
+        self.shared.left.notify_one();
     }
 }
 
@@ -302,16 +309,10 @@ async fn subscribe(stream: TcpStream, shared: Arc<Shared>) -> End {
 /// Sends batches to a subscriber, and follows its subscriptions.
 async fn serve_subscriber(stream: TcpStream, shared: Arc<Shared>) -> Result<(), End> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
-    let (mut reader, mut writer) = handshake(stream, SocketType::Pub).await?;
-    let (sender, mut messages) = mpsc::channel::<Arc<[u8]>>(shared.limits.high_water_mark);
+    let (mut reader, writer) = handshake(stream, SocketType::Pub).await?;
+    let (sender, messages) = mpsc::channel::<Arc<[u8]>>(shared.limits.high_water_mark);
     let is_subscribed = Arc::new(AtomicBool::new(false));
-    let write = tokio::spawn(async move {
-        while let Some(message) = messages.recv().await {
-            if writer.write_all(&message).await.is_err() {
-                return;
-            }
-        }
-    });
+    let mut write = tokio::spawn(send(messages, writer, shared.is_closing.subscribe()));
     let id = NEXT.fetch_add(1, Ordering::Relaxed);
     let subscriber = Subscriber {
         is_subscribed: is_subscribed.clone(),
@@ -357,14 +358,47 @@ async fn serve_subscriber(stream: TcpStream, shared: Arc<Shared>) -> Result<(), 
         }
     };
     let abort = write.abort_handle();
+    tokio::pin!(read);
     let end = tokio::select! {
-        end = read => end,
-        // The network failed, or it was too slow.
-        _ = write => Err(End::Closed),
+        end = &mut read => end,
+        written = &mut write => match written {
+            // The publisher ends. Until the peer has closed its side, what it sends is still read: the system drops what
+            // it has not sent yet if a connection is closed with unread bytes.
+            Ok(Ok(())) => read.await,
+            // The network failed, or it was too slow.
+            Ok(Err(_)) | Err(_) => Err(End::Closed),
+        },
     };
     drop(registration);
     abort.abort();
     end
+}
+
+/// Sends messages to a subscriber until the publisher ends; then those that are left, and the end of the stream.
+async fn send(
+    mut messages: mpsc::Receiver<Arc<[u8]>>,
+    mut writer: OwnedWriteHalf,
+    mut is_closing: watch::Receiver<bool>,
+) -> io::Result<()> {
+    let closing = async {
+        // An error means that the publisher is gone.
+        let _ = is_closing.wait_for(|is_closing| *is_closing).await;
+    };
+    tokio::pin!(closing);
+    loop {
+        tokio::select! {
+            message = messages.recv() => match message {
+                Some(message) => writer.write_all(&message).await?,
+                None => break,
+            },
+            () = &mut closing => break,
+        }
+    }
+    messages.close();
+    while let Some(message) = messages.recv().await {
+        writer.write_all(&message).await?;
+    }
+    writer.shutdown().await
 }
 
 async fn answer_replays(stream: TcpStream, shared: Arc<Shared>) -> End {

@@ -10,7 +10,7 @@ use model::pages::PageEventQueue;
 use proptest::{collection::vec, prelude::*};
 
 use crate::{
-    Follower, Server, options,
+    Follower, Server, log, options,
     subscriber::{Connection, subscribe},
 };
 
@@ -31,22 +31,35 @@ fn serves(server: &Server) {
     server.pages.clear_prefix_cache();
 }
 
+/// Waits until the other side closes a connection, and says why in its log. Returns what it sent.
+fn closed_for(stream: TcpStream, cause: &str) -> Vec<u8> {
+    let address = stream.local_addr().unwrap();
+    let bytes = closed(stream);
+    let line = log::line_about(address);
+    assert!(line.contains(cause), "{line}, not: {cause}");
+    bytes
+}
+
 #[test]
 fn peers_that_do_not_speak_zmtp_3_are_disconnected() {
+    log::start();
     let server = Server::start(1000, Limits::default());
-    for address in [server.events(), server.replay()] {
-        for bytes in [
-            &b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"[..],
-            &[0; 64],
+    for (address, socket) in [(server.events(), "KV events"), (server.replay(), "replays of KV events")] {
+        for (bytes, cause) in [
+            (&b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"[..], "it does not speak ZeroMQ's protocol"),
+            (&[0; 64], "it does not speak ZeroMQ's protocol"),
             // Version 1 begins with the length of an identity; version 2 and PLAIN are refused.
-            b"\x01\0",
-            b"\xff\0\0\0\0\0\0\0\x01\x7f\x01\x01",
-            b"\xff\0\0\0\0\0\0\0\0\x7f\x02\0",
-            b"\xff\0\0\0\0\0\0\0\0\x7f\x03\x01PLAIN\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0",
+            (b"\x01\0", "it does not speak ZeroMQ's protocol"),
+            (b"\xff\0\0\0\0\0\0\0\x01\x7f\x01\x01", "it speaks version 1 of ZeroMQ's protocol: 3 is needed"),
+            (b"\xff\0\0\0\0\0\0\0\0\x7f\x02\0", "it speaks version 2 of ZeroMQ's protocol: 3 is needed"),
+            (
+                b"\xff\0\0\0\0\0\0\0\0\x7f\x03\x01PLAIN\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0",
+                "it asks for authentication, which there is none of: use the NULL mechanism",
+            ),
         ] {
             let mut stream = TcpStream::connect(address).unwrap();
             stream.write_all(bytes).unwrap();
-            let sent = closed(stream);
+            let sent = closed_for(stream, &format!("to the socket for {socket}: {cause}"));
             assert!(sent.is_empty() || sent.starts_with(b"\xff"), "{sent:?}");
         }
         // Half a greeting, and nothing more, disturbs nobody.
@@ -58,6 +71,7 @@ fn peers_that_do_not_speak_zmtp_3_are_disconnected() {
 
 #[test]
 fn nonsense_after_the_greeting_ends_a_connection() {
+    log::start();
     let server = Server::start(1000, Limits::default());
     let long = |length: u64| [&[2][..], &length.to_be_bytes()].concat();
     let ready = |name: &str| {
@@ -68,27 +82,33 @@ fn nonsense_after_the_greeting_ends_a_connection() {
         ]
         .concat()
     };
-    for (events, bytes) in [
-        (true, long(u64::MAX)),
-        (true, long(5000)),
-        (true, b"\x80\0".to_vec()),
-        (true, b"\x05\0".to_vec()),
-        // A message before READY, READY with lengths that are not, and a socket that does not fit.
-        (true, b"\0\x03\x01kv".to_vec()),
-        (true, b"\x04\x06\x05READY\xff".to_vec()),
-        (false, b"\x04\x0a\x05READY\x01a\xff\xff\xff\xff"[..12].to_vec()),
+    let malformed = "it sent a malformed command or message";
+    for (events, bytes, cause) in [
+        (true, long(u64::MAX), "it sent a frame of 18446744073709551615 bytes: the limit is 4096"),
+        (true, long(5000), "it sent a frame of 5000 bytes: the limit is 4096"),
+        (true, b"\x80\0".to_vec(), "it sent a frame with the flags 0x80"),
+        (true, b"\x05\0".to_vec(), "it sent a frame with the flags 0x05"),
+        // A message before READY, and READY with lengths that are not.
+        (true, b"\0\x03\x01kv".to_vec(), "it sent handshake commands in the wrong order"),
+        (true, b"\x01\0".repeat(9), "it sent a message of more than 8 frames"),
+        (true, b"\x04\x07\x05READY\xff".to_vec(), malformed),
+        (false, b"\x04\x0a\x05READY\x01a\xff\xff".to_vec(), malformed),
     ] {
         let address = if events { server.events() } else { server.replay() };
         let mut connection = Connection::greet(address, 1);
         connection.stream.write_all(&bytes).unwrap();
-        closed(connection.stream);
+        closed_for(connection.stream, cause);
     }
+    // A second READY.
+    let mut connection = Connection::open(server.events(), "SUB", 1);
+    connection.command(b"\x05READY");
+    closed_for(connection.stream, "it sent handshake commands in the wrong order");
     // The length of the READY above is that of "PUSH", and the peer is told why.
     let mut connection = Connection::greet(server.events(), 1);
     let mut bytes = ready("PUSH");
     bytes[1] = (bytes.len() - 2) as u8;
     connection.stream.write_all(&bytes).unwrap();
-    let sent = closed(connection.stream);
+    let sent = closed_for(connection.stream, "its socket has another type than SUB for events");
     assert!(sent.ends_with(b"\x05ERROR\x13Invalid socket type"), "{sent:?}");
 
     // Requests for a replay that are none.
@@ -98,12 +118,13 @@ fn nonsense_after_the_greeting_ends_a_connection() {
         let mut connection = Connection::open(server.replay(), "DEALER", 1);
         connection.message(frames);
         assert!(connection.next_message().is_none(), "{frames:?}");
+        closed_for(connection.stream, malformed);
     }
     // Subscriptions without end.
     let mut connection = Connection::open(server.events(), "SUB", 1);
     let many: Vec<u8> = (0..2000).flat_map(|_| *b"\x04\x0b\x09SUBSCRIBEk").collect();
     let _ = connection.stream.write_all(&many);
-    closed(connection.stream);
+    closed_for(connection.stream, "it has too many subscriptions");
     // What an honest peer of a later version may send is ignored.
     let mut connection = subscribe(server.events(), b"kv@", 1);
     connection.command(b"\x05FUTURE"[..6].as_ref());
@@ -155,10 +176,12 @@ fn a_subscriber_that_never_reads_is_disconnected_and_others_miss_nothing() {
 
 #[test]
 fn more_connections_than_allowed_are_closed_and_the_next_one_is_served() {
+    log::start();
     let server = Server::start(1000, Limits { connections: 2, ..Limits::default() });
     let first = subscribe(server.events(), b"", 1);
     let second = subscribe(server.events(), b"", 1);
-    assert_eq!(closed(TcpStream::connect(server.events()).unwrap()), b"");
+    let third = TcpStream::connect(server.events()).unwrap();
+    assert_eq!(closed_for(third, "for KV events: the limit of 2 connections is reached"), b"");
     drop(first);
     server.wait_for(|stats| stats.subscribers == 1);
     drop(second);

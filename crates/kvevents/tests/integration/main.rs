@@ -1,7 +1,9 @@
 //! The publisher over TCP, on top of the real page allocator, with a subscriber that shares no code with it.
 
 mod bad_input;
+mod log;
 mod random;
+mod shutdown;
 #[path = "../common/subscriber.rs"]
 mod subscriber;
 
