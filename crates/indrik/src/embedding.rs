@@ -15,7 +15,7 @@ use weights::{embedding::EmbeddingBlueprint, plan, stream, stream::Control};
 use crate::{
     DeviceSelector, Error, LoadProgress, NpuMode, NpuSettings, Result, files,
     load::{PROGRESS_INTERVAL, STEP_TIMEOUT, SetOnDrop},
-    memory::device_memory,
+    memory::{device_memory, npu_memory},
 };
 
 /// An opened embedding model: its configuration and tokenizer. Cheap to clone. The device is not touched.
@@ -179,8 +179,9 @@ impl EmbeddingFiles {
                 encoder.prepare()?;
             }
             let (name, ..) = files::served_names(self.path(), None);
-            if options.npu.mode() != NpuMode::Off
-                && let Err(error) = encoder.use_npu(&options.npu, &name)
+            let npu = options.npu.clone().with_available_memory(npu_memory);
+            if npu.mode() != NpuMode::Off
+                && let Err(error) = encoder.use_npu(&npu, &name)
             {
                 tracing::warn!("the embedding model does not use the NPU: {error}");
             }

@@ -25,8 +25,10 @@ use weights::{
 };
 
 use crate::{
-    DeviceSelector, Error, Model, ModelFiles, NpuMode, NpuSettings, Result, draft::DraftDemand, files,
-    memory::device_memory,
+    DeviceSelector, Error, Model, ModelFiles, NpuMode, NpuSettings, Result,
+    draft::DraftDemand,
+    files,
+    memory::{device_memory, npu_memory},
 };
 
 /// Interval of reports while weights are read and while pipelines are compiled.
@@ -289,11 +291,12 @@ fn load(
 
 /// Lets the NPU compute what the options name. A model is worth more than the NPU: without it, the GPU computes all.
 fn use_npu(runner: &mut Runner, options: &Options, name: &str) {
-    if let Err(error) = runner.use_npu_for_images(&options.npu, name) {
+    let settings = options.npu.clone().with_available_memory(npu_memory);
+    if let Err(error) = runner.use_npu_for_images(&settings, name) {
         tracing::warn!("the image encoder does not use the NPU: {error}");
     }
     if options.npu.attention() {
-        runner.use_npu_for_attention(&options.npu, name);
+        runner.use_npu_for_attention(&settings, name);
     }
 }
 

@@ -4,12 +4,17 @@ use gpu::{AdapterInfo, AdapterKind};
 use telemetry::{AmdGpu, System};
 use weights::plan::{Gtt, HeapInfo, Margin, Memory};
 
-/// Available system memory that the plan leaves free for the staging ring, pipelines and other programs.
+/// Available system memory that plans leave free for the staging ring, pipelines and other programs.
 const SYSTEM_RESERVE: u64 = 512 << 20;
 
 /// The memory of a device: its heaps, bounded by the system memory that is available.
 pub fn device_memory(info: &AdapterInfo) -> Memory {
     memory_on(&System::new(), info)
+}
+
+/// System memory that copies of weights for the NPU may take; `None` if it is unknown.
+pub(crate) fn npu_memory() -> Option<u64> {
+    Some(System::new().memory()?.available?.saturating_sub(SYSTEM_RESERVE))
 }
 
 /// The kernel's view of an AMD APU's GPU; `None` for other devices.

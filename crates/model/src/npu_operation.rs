@@ -85,6 +85,16 @@ impl NpuOperation {
         Ok(y)
     }
 
+    /// Enters the size of the weights that the NPU keeps into the report.
+    pub fn report_weights(&mut self, bytes: u64) {
+        self.operation.set_weight_bytes(bytes);
+    }
+
+    /// Bytes of system memory that weights for the NPU may take; `None` if that is unknown.
+    pub fn available_memory(&self) -> Option<u64> {
+        self.settings.available_memory()
+    }
+
     /// Does not use the NPU from now on. Other operations may.
     pub fn give_up(&mut self, reason: impl Into<String>) {
         self.linear.matmul_mut().give_up(reason);
@@ -135,7 +145,10 @@ impl NpuOperation {
         let decision = self.linear.matmul().decision();
         let (operation, reason) = (self.name(), &decision.reason);
         match (decision.uses_npu, self.settings.mode()) {
-            (true, _) => tracing::info!(operation, reason, "the NPU is used"),
+            (true, _) => {
+                let weight_bytes = self.operation.state().map_or(0, |state| state.weight_bytes);
+                tracing::info!(operation, reason, weight_bytes, "the NPU is used");
+            }
             (false, Mode::Force) => tracing::warn!(operation, reason, "the NPU is not used"),
             (false, Mode::Auto) => tracing::info!(operation, reason, "the NPU is not used"),
             (false, Mode::Off) => tracing::debug!(operation, reason, "the NPU is not used"),

@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gpu::{Arena, Buffer, Device, Lifetime, Memory, Program, Recorder};
+use gpu::{Arena, Buffer, Device, Lifetime, Memory, Program, Recorder, format_bytes};
 use half::f16;
 use kernels::{F16_UNIT, Matrix, OutputFormat, Target, VectorData, Vectors, f16_at};
 use npu::{
@@ -64,17 +64,17 @@ impl Offload {
     }
 
     /// Stores the wanted matrices for the NPU, unless they are stored already. The GPU multiplies those that the NPU does
-    /// not take.
+    /// not take, and all if there is too little system memory for a copy.
     pub fn store<'a>(
         &mut self,
         device: &Device,
         matrices: impl Iterator<Item = (bool, &'a Matrix)>,
     ) -> Result<()> {
+        let matrices: Vec<(bool, &Matrix)> = matrices.collect();
+        self.weights.resize_with(matrices.len(), || None);
+        self.check_memory(&matrices);
         let mut refusal = None;
-        for (number, (is_wanted, matrix)) in matrices.enumerate() {
-            if self.weights.len() <= number {
-                self.weights.push(None);
-            }
+        for (number, (is_wanted, matrix)) in matrices.into_iter().enumerate() {
             if is_wanted && self.is_used() && self.weights[number].is_none() {
                 let weights = read_matrix(device, matrix)?;
                 match self.npu.linear().store(matrix.layout().k, &weights) {
@@ -87,8 +87,32 @@ impl Offload {
             let reason = refusal.map_or(String::new(), |refusal| format!(": {refusal}"));
             self.npu.give_up(format!("it takes none of the model's matrices{reason}"));
         }
+        let stored = self.weights.iter().flatten().map(|weights| weights.bytes() as u64).sum();
+        self.npu.report_weights(stored);
         self.npu.report_decision();
         Ok(())
+    }
+
+    /// Does not use the NPU if the wanted matrices that are not stored yet take more system memory than is available.
+    fn check_memory(&mut self, matrices: &[(bool, &Matrix)]) {
+        let mut needed = 0;
+        for ((is_wanted, matrix), stored) in matrices.iter().zip(&self.weights) {
+            if *is_wanted && stored.is_none() {
+                let layout = matrix.layout();
+                // Those that the NPU does not take need none.
+                needed += self.npu.linear().stored_bytes(layout.k, layout.rows).unwrap_or(0) as u64;
+            }
+        }
+        if let Some(available) = self.npu.available_memory()
+            && self.is_used()
+            && needed > available
+        {
+            self.npu.give_up(format!(
+                "its copy of the weights would take {} of system memory, of which {} are available",
+                format_bytes(needed),
+                format_bytes(available)
+            ));
+        }
     }
 
     /// Whether the NPU is used now.

@@ -49,6 +49,11 @@ impl Weights {
     pub fn rows(&self) -> usize {
         self.scales.len()
     }
+
+    /// Bytes that the NPU keeps.
+    pub fn bytes(&self) -> usize {
+        self.stored.bytes
+    }
 }
 
 /// Products of floats on the NPU, until it is given up.
@@ -70,6 +75,11 @@ impl Linear {
     /// The same, to compare times or to give the NPU up.
     pub fn matmul_mut(&mut self) -> &mut Matmul {
         &mut self.matmul
+    }
+
+    /// Bytes that [`Self::store`] takes for this many rows of `k` values.
+    pub fn stored_bytes(&self, k: usize, rows: usize) -> Computed<usize> {
+        Ok(self.matmul.stored_bytes(k, 2 * rows)?)
     }
 
     /// Stores weights, rows of `k` values.

@@ -311,6 +311,11 @@ impl Matmul {
         self.device_failed
     }
 
+    /// Bytes that [`Self::store`] takes for a matrix of `k` rows of `n` elements.
+    pub fn stored_bytes(&self, k: usize, n: usize) -> Result<usize> {
+        Ok(GemmPlan::new(&self.overlay, 1, k, n)?.b_bytes())
+    }
+
     /// Keeps a matrix of `k` rows of `n` elements, for any number of products.
     pub fn store<T: Element>(&mut self, k: usize, n: usize, b: &[T]) -> Computed<Stored> {
         self.check(k)?;

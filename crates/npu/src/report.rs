@@ -19,6 +19,18 @@ pub struct OperationState {
     pub products: u64,
     /// Fallbacks to the GPU: after an error, or since the NPU did not take a product.
     pub fallbacks: u64,
+    /// System memory of the copy of its weights for the NPU.
+    pub weight_bytes: u64,
+}
+
+impl OperationState {
+    /// Replaces the decision. What does not use the NPU keeps no weights for it.
+    fn decide(&mut self, decision: &Decision) {
+        self.decision = decision.clone();
+        if !decision.uses_npu {
+            self.weight_bytes = 0;
+        }
+    }
 }
 
 /// All operations that may use the NPU.
@@ -39,8 +51,13 @@ impl Report {
         let mut operations = self.lock();
         let number = operations.next;
         operations.next += 1;
-        let state =
-            OperationState { name: name.into(), decision: decision.clone(), products: 0, fallbacks: 0 };
+        let state = OperationState {
+            name: name.into(),
+            decision: decision.clone(),
+            products: 0,
+            fallbacks: 0,
+            weight_bytes: 0,
+        };
         operations.present.push((number, state));
         drop(operations);
         Operation { report: self.clone(), number }
@@ -66,6 +83,11 @@ impl Report {
         operations.present.iter().fold(operations.past, |(products, fallbacks), (_, state)| {
             (products + state.products, fallbacks + state.fallbacks)
         })
+    }
+
+    /// System memory of all copies of weights for the NPU.
+    pub fn weight_bytes(&self) -> u64 {
+        self.lock().present.iter().map(|(_, state)| state.weight_bytes).sum()
     }
 
     fn lock(&self) -> MutexGuard<'_, Operations> {
@@ -99,13 +121,18 @@ impl Operation {
 
     /// Replaces the decision.
     pub fn decide(&self, decision: &Decision) {
-        self.change(|state| state.decision = decision.clone());
+        self.change(|state| state.decide(decision));
+    }
+
+    /// Replaces the size of the copy of its weights.
+    pub fn set_weight_bytes(&self, bytes: u64) {
+        self.change(|state| state.weight_bytes = bytes);
     }
 
     /// Counts a fallback to the GPU, and replaces the decision.
     pub fn fall_back(&self, decision: &Decision) {
         self.change(|state| {
-            state.decision = decision.clone();
+            state.decide(decision);
             state.fallbacks += 1;
         });
     }
@@ -141,8 +168,12 @@ mod tests {
         let second = report.enter("second", &decision(false));
         first.count();
         first.count();
-        first.fall_back(&decision(false));
         second.decide(&decision(true));
+        first.set_weight_bytes(7);
+        second.set_weight_bytes(5);
+        assert_eq!(report.weight_bytes(), 12);
+        first.fall_back(&decision(false));
+        assert_eq!(report.weight_bytes(), 5);
         let state = first.state().expect("present");
         assert_eq!((state.products, state.fallbacks, state.decision.uses_npu), (2, 1, false));
         let names = |report: &Report| -> Vec<(String, bool)> {
@@ -152,6 +183,6 @@ mod tests {
         assert_eq!(names(&report), [("first".to_owned(), false), ("second".to_owned(), true)]);
         drop(first);
         assert_eq!(names(&report), [("second".to_owned(), true)]);
-        assert_eq!(report.totals(), (2, 1));
+        assert_eq!((report.totals(), report.weight_bytes()), ((2, 1), 5));
     }
 }

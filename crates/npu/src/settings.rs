@@ -29,6 +29,9 @@ const TIMEOUT: Duration = Duration::from_secs(2);
 /// Opens the NPU with an overlay and its image.
 type Open = dyn Fn(&Overlay, &[u8]) -> Result<Box<dyn Backend>> + Send + Sync;
 
+/// Bytes of system memory that are available now; `None` if that is unknown.
+type AvailableMemory = dyn Fn() -> Option<u64> + Send + Sync;
+
 /// How models use the NPU. Clones share the report and whether the NPU was given up.
 #[derive(Clone)]
 pub struct Settings {
@@ -36,6 +39,7 @@ pub struct Settings {
     attention: bool,
     size: Int8,
     open: Arc<Open>,
+    available_memory: Arc<AvailableMemory>,
     report: Report,
     /// Why no operation may use the NPU any more.
     given_up: Arc<Mutex<Option<String>>>,
@@ -65,8 +69,15 @@ impl Settings {
         size: Int8,
         open: impl Fn(&Overlay, &[u8]) -> Result<Box<dyn Backend>> + Send + Sync + 'static,
     ) -> Self {
-        let open = Arc::new(open);
-        Self { mode, attention: false, size, open, report: Report::default(), given_up: Arc::default() }
+        Self {
+            mode,
+            attention: false,
+            size,
+            open: Arc::new(open),
+            available_memory: Arc::new(|| None),
+            report: Report::default(),
+            given_up: Arc::default(),
+        }
     }
 
     /// The NPU is not used.
@@ -90,6 +101,22 @@ impl Settings {
     pub fn with_attention(mut self) -> Self {
         self.attention = true;
         self
+    }
+
+    /// The same with a limit on the copies of weights for the NPU: the system memory that is available when a model is
+    /// loaded.
+    #[must_use]
+    pub fn with_available_memory(
+        mut self,
+        available: impl Fn() -> Option<u64> + Send + Sync + 'static,
+    ) -> Self {
+        self.available_memory = Arc::new(available);
+        self
+    }
+
+    /// Bytes of system memory that a copy of weights may take; `None` if that is unknown.
+    pub fn available_memory(&self) -> Option<u64> {
+        (self.available_memory)()
     }
 
     /// Whether to use the NPU.

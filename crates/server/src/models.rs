@@ -120,6 +120,8 @@ pub struct NpuOperation {
     pub products: u64,
     /// Fallbacks to the GPU after an error.
     pub fallbacks: u64,
+    /// System memory of the copy of its weights for the NPU.
+    pub weight_bytes: u64,
 }
 
 /// Finds and loads models.

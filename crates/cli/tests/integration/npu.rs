@@ -333,10 +333,13 @@ fn the_server_says_what_the_npu_computes() {
         server.request("POST", "/v1/embeddings", r#"{"model": "bert_mean", "input": "a cat"}"#);
     assert_eq!(status, 200, "{body}");
     let health: Value = serde_json::from_str(&server.request("GET", "/health", "").1).unwrap();
+    let weight_bytes = server.metric("indrik_npu_weight_bytes");
     let expected = json!({ "status": "alive", "npu": [{
         "name": "embeddings of bert_mean", "uses_npu": true, "reason": "forced; the self-test passed",
-        "products": 8, "fallbacks": 0,
+        "products": 8, "fallbacks": 0, "weight_bytes": weight_bytes,
     }] });
+    // Four matrices in each of two layers, in blocks of 512 × 128.
+    assert!(weight_bytes >= 2 * 4 * 512 * 128, "{weight_bytes}");
     assert_eq!(health, expected);
     assert_eq!(
         (server.metric("indrik_npu_products_total"), server.metric("indrik_npu_fallbacks_total")),

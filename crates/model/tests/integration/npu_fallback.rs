@@ -264,6 +264,49 @@ fn a_product_that_the_npu_does_not_take_concerns_one_operation() {
 }
 
 #[test]
+fn a_copy_of_the_weights_must_fit_into_system_memory() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let texts = [vec![5, 9, 2], vec![7]];
+    let want = embeddings::encode(&mut embeddings::load(&device, BERT), &texts);
+    let run = |mode, available: Option<u64>| {
+        let driver = driver();
+        let settings = settings(mode, &driver).with_available_memory(move || available);
+        let mut encoder = embeddings::load(&device, BERT);
+        encoder.use_npu(&settings, BERT).unwrap();
+        let vectors = embeddings::encode(&mut encoder, &texts);
+        let state = only(&settings);
+        assert_eq!(state.fallbacks, 0, "{state:?}");
+        if !state.decision.uses_npu {
+            assert_eq!((vectors == want, state.products, state.weight_bytes), (true, 0, 0), "{state:?}");
+            assert_eq!(driver.leaks(), [""; 0], "it holds nothing");
+            assert!(obstacle(&settings).is_none_or(|reason| !reason.contains("gave it up")));
+        }
+        (state, settings.report().weight_bytes())
+    };
+    let (state, bytes) = run(Mode::Force, None);
+    assert!(state.decision.uses_npu && bytes == state.weight_bytes && bytes > 0, "{state:?}");
+    let (state, _) = run(Mode::Force, Some(bytes));
+    assert!(state.decision.uses_npu && state.weight_bytes == bytes, "{state:?}");
+    let (state, _) = run(Mode::Force, Some(bytes - 1));
+    let reason = "its copy of the weights would take ";
+    assert!(!state.decision.uses_npu && state.decision.reason.starts_with(reason), "{state:?}");
+    // Too little even for the layer that is compared.
+    let (state, _) = run(Mode::Auto, Some(1));
+    assert!(!state.decision.uses_npu && state.decision.reason.starts_with(reason), "{state:?}");
+
+    let name = "gemma4_vision_unified";
+    let fixture = images::VisionFixture::open(name);
+    let image = &fixture.images()[0];
+    let runner = || fixture.runner(&device, images::f32_limits(1, 16));
+    let settings = settings(Mode::Force, &driver()).with_available_memory(|| Some(1));
+    let mut on_npu = runner();
+    on_npu.use_npu_for_images(&settings, name).unwrap();
+    assert_eq!(soft_tokens(&mut on_npu, image), soft_tokens(&mut runner(), image));
+    let state = only(&settings);
+    assert!(!state.decision.uses_npu && state.decision.reason.starts_with(reason), "{state:?}");
+}
+
+#[test]
 fn weights_that_the_npu_cannot_store_are_the_gpus() {
     let Some(device) = testkit::cpu_device() else { return };
     let name = "gemma4_vision_unified";

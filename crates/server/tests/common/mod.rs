@@ -290,6 +290,7 @@ impl Machine for Mock {
             reason: "no AMD NPU was found".to_owned(),
             products: 0,
             fallbacks: 0,
+            weight_bytes: 0,
         }]
     }
 }

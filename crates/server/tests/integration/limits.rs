@@ -336,7 +336,7 @@ fn headers_are_limited_in_size_and_time() {
     assert_eq!(&status, b"HTTP/1.1 431");
     let operation = json!({
         "name": "image encoder of mock", "uses_npu": false, "reason": "no AMD NPU was found", "products": 0,
-        "fallbacks": 0,
+        "fallbacks": 0, "weight_bytes": 0,
     });
     assert_eq!(server.get("/health").json(), json!({ "status": "alive", "npu": [operation] }));
     // The timeout applies to the headers only, not to the response.

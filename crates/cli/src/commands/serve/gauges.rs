@@ -63,6 +63,11 @@ fn npu_operation_gauges(report: &npu::report::Report) -> impl Iterator<Item = Ga
             products,
         ),
         total("npu_fallbacks_total", "Fallbacks from the NPU to the GPU", fallbacks),
+        total(
+            "npu_weight_bytes",
+            "System memory of the copies of weights for the NPU",
+            report.weight_bytes(),
+        ),
     ])
 }
 
@@ -196,23 +201,29 @@ mod tests {
         let decision = npu::matmul::Decision { uses_npu: true, reason: "forced".to_owned() };
         let operation = report.enter("embeddings of mini", &decision);
         operation.count();
+        operation.set_weight_bytes(3);
         let seen = || -> Vec<_> {
             npu_operation_gauges(&report).map(|gauge| (gauge.name, gauge.label, gauge.value)).collect()
         };
         let active =
             |value| ("npu_operation_active", Some(("operation", "embeddings of mini".to_owned())), value);
-        let totals =
-            |fallbacks| [("npu_products_total", None, 1.0), ("npu_fallbacks_total", None, fallbacks)];
-        assert_eq!(seen(), [vec![active(1.0)], totals(0.0).to_vec()].concat());
+        let totals = |fallbacks, bytes| {
+            [
+                ("npu_products_total", None, 1.0),
+                ("npu_fallbacks_total", None, fallbacks),
+                ("npu_weight_bytes", None, bytes),
+            ]
+        };
+        assert_eq!(seen(), [vec![active(1.0)], totals(0.0, 3.0).to_vec()].concat());
         operation.fall_back(&npu::matmul::Decision { uses_npu: false, reason: "it hung".to_owned() });
-        assert_eq!(seen(), [vec![active(0.0)], totals(1.0).to_vec()].concat());
+        assert_eq!(seen(), [vec![active(0.0)], totals(1.0, 0.0).to_vec()].concat());
         // A second load of the same model is no second series.
         let second = report.enter("embeddings of mini", &decision);
-        assert_eq!(seen(), [vec![active(1.0)], totals(1.0).to_vec()].concat());
+        assert_eq!(seen(), [vec![active(1.0)], totals(1.0, 0.0).to_vec()].concat());
         drop(second);
-        assert_eq!(seen(), [vec![active(0.0)], totals(1.0).to_vec()].concat());
+        assert_eq!(seen(), [vec![active(0.0)], totals(1.0, 0.0).to_vec()].concat());
         drop(operation);
-        assert_eq!(seen(), totals(1.0));
+        assert_eq!(seen(), totals(1.0, 0.0));
     }
 
     #[test]

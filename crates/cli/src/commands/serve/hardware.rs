@@ -170,6 +170,7 @@ impl server::Machine for Hardware {
             reason: state.decision.reason,
             products: state.products,
             fallbacks: state.fallbacks,
+            weight_bytes: state.weight_bytes,
         };
         operations.map(operation).collect()
     }
