@@ -3,7 +3,7 @@
 use gpu::{Caps, Device, Result, Tier};
 use tensor::{Layout, Scheme};
 
-use super::{Gemm, packed, policy, policy::Shape};
+use super::{Gemm, lanes, packed, policy, policy::Shape};
 use crate::{
     Activations, Epilogue,
     case::{Case, Comparison},
@@ -47,6 +47,9 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
             }
         }
     }
+    if lanes::lanes(caps, Tier::T1) == Some(16) {
+        list.extend(four_strips().map(|trial| case(Tier::T1, trial)));
+    }
     if packed::is_supported(caps) {
         for trial in
             Scheme::ALL.into_iter().filter(|scheme| packed::supports(*scheme)).flat_map(packed_trials)
@@ -60,6 +63,16 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
         list.extend(every_tile(caps));
     }
     list
+}
+
+/// Products with panels of four strips, the last of one strip, or of a pair of gate and up.
+fn four_strips() -> impl Iterator<Item = Trial> {
+    [Scheme::Int8, Scheme::Int4Min, Scheme::F16].into_iter().flat_map(|scheme| {
+        let k = if scheme.is_float() { 45 } else { 96 };
+        let trial = |rows, columns| Trial::plain(Layout { scheme, rows, k }, columns);
+        let gated = |rows, columns, epilogue| Trial { epilogue, ..trial(rows, columns) };
+        [trial(1033, 1), trial(1033, 17), gated(1056, 3, Epilogue::Swiglu), gated(1056, 9, Epilogue::Geglu)]
+    })
 }
 
 /// int16 activations.

@@ -16,7 +16,7 @@ layout(constant_id = 0) const uint SCHEME = 0;
 layout(constant_id = 1) const uint EPILOGUE = 0;
 // Columns of x that are multiplied at once.
 layout(constant_id = 2) const uint COLUMNS = 1;
-// Strips per row panel: one, or two, which may be gate and up.
+// Strips per row panel: one, two or four; pairs of them may be gate and up.
 layout(constant_id = 3) const uint STRIPS = 1;
 // Whether the number of active columns is read from a buffer.
 layout(constant_id = 4) const bool HAS_ACTIVE = false;
@@ -68,11 +68,14 @@ layout(push_constant, scalar) uniform Push {
     Words group_pairs;
 } push;
 
-// Where weights have minima, a group's sum is scaled, and its minimum times the sum of x added. That sum takes shuffles,
-// which the driver compiles to one instruction for 8 threads only: 16 threads scale every weight instead. For any number
-// of columns, so that a column's bits do not depend on it.
-const bool SCALES_WEIGHTS = HAS_MIN && LANES > 8;
-const bool SUMS_X = HAS_MIN && LANES == 8;
+// Where weights have minima, a group's sum is scaled, and its minimum times the sum of x added. 8 threads add up their own
+// values of x and then each other's, by shuffles, which the driver compiles to one instruction for 8 threads only. 16
+// threads add up the broadcasts, which the products need anyway.
+const bool SHUFFLES_X_SUM = HAS_MIN && LANES == 8;
+const bool ADDS_BROADCASTS = HAS_MIN && LANES > 8;
+// Whether nibbles become floats as bits of a mantissa, which takes fewer instructions than a conversion, and adds 16 to
+// each: the sum of x takes it off again.
+const bool IN_MANTISSA = SCHEME == INT4_MIN && LANES > 8;
 
 // The sum over a subgroup of 8; the driver's own subgroupAdd goes lane by lane.
 float sum_of_lanes(float value) {
@@ -83,26 +86,24 @@ float sum_of_lanes(float value) {
 
 // Columns whose sums are in registers at once. All of them take a weight before the next one is unpacked: then weights
 // need no registers, and no addition waits for the one before. 8 threads have too few registers for that.
-const uint COLUMN_BLOCK = LANES == 8 ? 1 : COLUMNS <= 6 ? COLUMNS : 4;
+const uint COLUMN_BLOCK = LANES == 8 ? 1 : COLUMNS * STRIPS <= 16 ? COLUMNS : STRIPS == 4 ? 2 : 4;
 const uint COLUMN_BLOCKS = (COLUMNS + COLUMN_BLOCK - 1) / COLUMN_BLOCK;
 
-// Weight i of a word, for int4 in its low or high nibbles; scaled if SCALES_WEIGHTS.
-float weight(uint word, uint group, uint i, float scale, float minimum) {
+// Weight i of a word, for int4 in its low or high nibbles; 16 more if IN_MANTISSA.
+float weight(uint word, uint group, uint i) {
     if (SCHEME == F32) {
         return uintBitsToFloat(word);
     }
     if (IS_FLOAT) {
         return halves_to_floats(word)[i];
     }
-    if (IS_INT4 && SCALES_WEIGHTS) {
-        // With its sign flipped and as the highest bits of a mantissa, a nibble q makes the float 1.5 + q / 16: that takes
-        // fewer instructions than a conversion.
+    if (IN_MANTISSA) {
+        // The highest bits of the mantissa of 16.0, with the sign flipped: an unsigned nibble.
         uint bit = i * 8 + group * 4;
         uint bits = bit < 19 ? word << (19 - min(bit, 19)) : word >> (max(bit, 19) - 19);
-        return uintBitsToFloat((bits & 0x780000u) ^ 0x3fc00000u) * scale + minimum;
+        return uintBitsToFloat((bits & 0x780000u) ^ 0x41c00000u);
     }
-    int q = IS_INT4 ? int(word << (28 - i * 8 - group * 4)) >> 28 : int(word << (24 - i * 8)) >> 24;
-    return SCALES_WEIGHTS ? float(q) * scale + minimum : float(q);
+    return float(IS_INT4 ? int(word << (28 - i * 8 - group * 4)) >> 28 : int(word << (24 - i * 8)) >> 24);
 }
 
 void main() {
@@ -160,9 +161,8 @@ void main() {
                     scales[v] = unpackHalf2x16(scale_words.data[at] >> shift);
                     minima[v] = HAS_MIN ? unpackHalf2x16(scale_words.data[at + 2] >> shift) : vec2(0.0);
                     if (SCHEME == INT4_MIN) {
-                        // Of the floats 1 + (q + 8) / 16, or of the integers q.
-                        minima[v] += (SCALES_WEIGHTS ? -16.0 : 8.0) * scales[v];
-                        scales[v] *= SCALES_WEIGHTS ? 16.0 : 1.0;
+                        // Of q + 24, or of q.
+                        minima[v] += (IN_MANTISSA ? -16.0 : 8.0) * scales[v];
                     }
                 }
             }
@@ -177,7 +177,7 @@ void main() {
                     [[unroll]] for (uint c = 0; c < COLUMNS; c++) {
                         uint at = x_first[c] + ((tile * GROUPS + group) * K_VECTORS + k_vector) * K_LANES;
                         x[c] = uintBitsToFloat(unpack32(push.x.pairs[at]));
-                        if (SUMS_X) {
+                        if (SHUFFLES_X_SUM) {
                             x_sums[c] += x[c].x + x[c].y;
                         }
                     }
@@ -186,7 +186,7 @@ void main() {
                             float w[ROW_VECTORS];
                             [[unroll]] for (uint v = 0; v < ROW_VECTORS; v++) {
                                 uint word = words[v * 8 + (k_vector * K_LANES * 2 + j) / PER_WORD];
-                                w[v] = weight(word, group, j % PER_WORD, scales[v][group], minima[v][group]);
+                                w[v] = weight(word, group, j % PER_WORD);
                             }
                             [[unroll]] for (uint i = 0; i < COLUMN_BLOCK; i++) {
                                 uint c = min(block * COLUMN_BLOCK + i, COLUMNS - 1);
@@ -194,10 +194,13 @@ void main() {
                                     continue;
                                 }
                                 float value = LANES == 8 ? subgroupShuffle(x[c][j % 2], j / 2) : subgroupBroadcast(x[c][j % 2], j / 2);
+                                if (ADDS_BROADCASTS) {
+                                    x_sums[c] += value;
+                                }
                                 [[unroll]] for (uint v = 0; v < ROW_VECTORS; v++) {
                                     uint at = v * COLUMNS + c;
                                     float product = w[v] * value;
-                                    if (IS_FLOAT || SCALES_WEIGHTS) {
+                                    if (IS_FLOAT) {
                                         sums[at] += product;
                                     } else {
                                         group_sums[at] = k_vector + j == 0 ? product : group_sums[at] + product;
@@ -207,13 +210,13 @@ void main() {
                         }
                     }
                 }
-                if (!IS_FLOAT && !SCALES_WEIGHTS) {
+                if (!IS_FLOAT) {
                     [[unroll]] for (uint c = 0; c < COLUMNS; c++) {
-                        float x_sum = SUMS_X ? sum_of_lanes(x_sums[c]) : 0.0;
+                        float x_sum = SHUFFLES_X_SUM ? sum_of_lanes(x_sums[c]) : x_sums[c];
                         [[unroll]] for (uint v = 0; v < ROW_VECTORS; v++) {
                             uint at = v * COLUMNS + c;
                             sums[at] += group_sums[at] * scales[v][group];
-                            if (SUMS_X) {
+                            if (HAS_MIN) {
                                 sums[at] += x_sum * minima[v][group];
                             }
                         }
@@ -225,9 +228,14 @@ void main() {
             if (y_columns[c] != NO_EXPERT) {
                 uint y = y_columns[c] * push.y_stride + push.y_first;
                 if (EPILOGUE != 0) {
-                    [[unroll]] for (uint v = 0; v < STRIP_VECTORS; v++) {
-                        float up = sums[min(v + STRIP_VECTORS, ROW_VECTORS - 1) * COLUMNS + c];
-                        push.y.data[y + panel * STRIP + v * LANES + lane] = gated(sums[v * COLUMNS + c], up);
+                    [[unroll]] for (uint v = 0; v < ROW_VECTORS; v++) {
+                        // A strip of gate, and the next one, of up.
+                        uint strip = panel * STRIPS + v / STRIP_VECTORS;
+                        if (v / STRIP_VECTORS % 2 == 0 && strip < last_strip) {
+                            float up = sums[min(v + STRIP_VECTORS, ROW_VECTORS - 1) * COLUMNS + c];
+                            uint row = strip / 2 * STRIP + v % STRIP_VECTORS * LANES + lane;
+                            push.y.data[y + row] = gated(sums[v * COLUMNS + c], up);
+                        }
                     }
                 } else {
                     [[unroll]] for (uint v = 0; v < ROW_VECTORS; v++) {

@@ -2,7 +2,7 @@
 //! without a GPU.
 
 use gpu::{Caps, Tier};
-use tensor::{Layout, STRIP, Scheme};
+use tensor::{Layout, Scheme};
 
 pub use super::shape::Shape;
 use super::{lanes, packed, variant};
@@ -136,13 +136,13 @@ fn packed_tiles(caps: &Caps, shape: &Shape) -> Vec<packed::Tile> {
     list.into_iter().map(|(tile, _)| tile).collect()
 }
 
-/// On Mesa's CPU driver with vectors of 8 threads, one strip and 16 columns are fastest; 8 columns take 1.15 times as long
-/// per column, but columns past the last are wasted work. With two strips there are registers for 8.
+/// On Mesa's CPU driver 16 columns are fastest; 8 columns take 1.15 times as long per column, but columns past the last
+/// are wasted work. With vectors of 8 threads and two strips there are registers for 8.
 fn tile(shape: &Shape, lanes: u32) -> lanes::Tile {
-    let strips = lanes::strips(lanes, shape.epilogue);
+    let strips = lanes::strips(lanes, shape.weights.rows, shape.epilogue);
     let columns = shape.columns as u32;
-    let sixteen = strips * STRIP as u32 / lanes <= 2
-        && columns.next_multiple_of(16) * 20 < columns.next_multiple_of(8) * 23;
+    let sixteen =
+        (lanes == 16 || strips == 1) && columns.next_multiple_of(16) * 20 < columns.next_multiple_of(8) * 23;
     lanes::Tile { lanes, strips, columns: if sixteen { 16 } else { 8 } }
 }
 
@@ -160,8 +160,8 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
             Scheme::ALL.into_iter().flat_map(|scheme| Epilogue::ALL.map(|epilogue| (scheme, epilogue)))
         {
             // Tiles that are more or less full: what the policy distinguishes.
-            for columns in [16, 24] {
-                let plain = Shape::plain(Layout { scheme, rows: 4096, k: 640 }, columns, Activations::F32);
+            for (rows, columns) in [(640, 16), (640, 24), (4096, 16), (4096, 24)] {
+                let plain = Shape::plain(Layout { scheme, rows, k: 640 }, columns, Activations::F32);
                 let shape = Shape { epilogue, ..plain };
                 add(&shape, &at_tier(caps, &shape, tier));
             }

@@ -230,10 +230,13 @@ fn plans_fit_the_device() {
         [8, 8, 16, 16, 8, 8, 16, 8, 16, 16, 16]
     );
     let wide = known::mesa_cpu_wide();
-    for (epilogue, columns) in [(Epilogue::None, 64), (Epilogue::Geglu, 64), (Epilogue::None, 24)] {
-        let plan = policy::plan(&wide, &Shape { columns, epilogue, ..shape });
-        let tile = lanes::Tile { lanes: 16, strips: 2, columns: if columns == 64 { 16 } else { 8 } };
-        assert_eq!(plan.method, policy::Method::Lanes(tile));
+    for (rows, strips) in [(640, 2), (4096, 4)] {
+        for (epilogue, columns) in [(Epilogue::None, 64), (Epilogue::Geglu, 64), (Epilogue::None, 24)] {
+            let weights = Layout { rows, ..shape.weights };
+            let plan = policy::plan(&wide, &Shape { weights, columns, epilogue, ..shape });
+            let tile = lanes::Tile { lanes: 16, strips, columns: if columns == 64 { 16 } else { 8 } };
+            assert_eq!(plan.method, policy::Method::Lanes(tile));
+        }
     }
     let gpu = Caps { cpu: false, ..wide };
     assert_eq!(

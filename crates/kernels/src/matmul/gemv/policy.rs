@@ -225,7 +225,7 @@ pub fn at_tier(caps: &Caps, shape: &Shape, tier: Tier) -> Plan {
     if caps.max_subgroup_size < SLICE {
         return match lanes::lanes(caps, tier).filter(|_| supports_lanes(shape)) {
             Some(lanes) => {
-                let strips = lanes::strips(lanes, shape.epilogue);
+                let strips = lanes::strips(lanes, shape.weights.rows, shape.epilogue);
                 let tile = lanes::Tile { lanes, strips, columns: shape.columns as u32 };
                 Plan { threads: lanes, lanes: Some(tile), ..base }
             }
