@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Measures speculative decoding where a model edits a file: it renames a function, updates its callers and prints the
-whole file. Start a server with the model first, and send it no other requests meanwhile:
+"""Measures speculative decoding where a model edits a file and prints the whole file: it renames a function and updates
+its callers, or fixes a comparison. Start a server with the model first, and send it no other requests meanwhile:
 
     indrik serve -m qwen2.5-coder:1.5b
     scripts/edit_task.py --repeats 3
+    scripts/edit_task.py --repeats 3 --task fix
 
 Each repetition sends three requests: without drafts, with drafts from the prompt, and with the old file as OpenAI's
 `prediction`. The time is measured from the first token to the last. All answers must be equal.
@@ -18,9 +19,17 @@ import time
 import urllib.request
 
 FILE = pathlib.Path(__file__).parent / "edit_task" / "stock.py"
+# What is asked for, and the text to replace in the file.
+TASKS = {
+    "rename": ("Rename the function `calc` to `find_item` and update its callers.", "calc", "find_item"),
+    "fix": (
+        "Fix the function `missing`: an item is missing if its count is at most the minimum.",
+        "item.count < item.minimum",
+        "item.count <= item.minimum",
+    ),
+}
 REQUEST = (
-    "Rename the function `calc` to `find_item` and update its callers. Change nothing else. Print the whole file in one "
-    "code block, without any other text.\n\n```python\n{}```"
+    "{} Change nothing else. Print the whole file in one code block, without any other text.\n\n```python\n{}```"
 )
 PROSE = "Write a short story about a lighthouse keeper who finds a letter."
 
@@ -49,6 +58,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", default="http://127.0.0.1:8006")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--task", choices=TASKS, default="rename")
     parser.add_argument("--prose", action="store_true", help="a story instead, in which nothing repeats itself")
     parser.add_argument("--max-tokens", type=int, default=900)
     arguments = parser.parse_args()
@@ -56,7 +66,8 @@ def main():
     old = FILE.read_text()
     with urllib.request.urlopen(arguments.url + "/v1/models") as response:
         model = json.load(response)["data"][0]["id"]
-    content = PROSE if arguments.prose else REQUEST.format(old)
+    instruction, before, after = TASKS[arguments.task]
+    content = PROSE if arguments.prose else REQUEST.format(instruction, old)
     body = {
         "model": model,
         "messages": [{"role": "user", "content": content}],
@@ -83,7 +94,8 @@ def main():
     if answers:
         sys.exit("the answers differ")
     if not arguments.prose and usage["completion_tokens"] < arguments.max_tokens:
-        is_right = answer.strip().removeprefix("```python").removesuffix("```").strip() == old.replace("calc", "find_item").strip()
+        edited = answer.strip().removeprefix("```python").removesuffix("```").strip()
+        is_right = edited == old.replace(before, after).strip()
         print("the file is", "as asked for" if is_right else "not quite as asked for:\n" + answer)
 
 
