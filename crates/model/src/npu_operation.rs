@@ -52,7 +52,7 @@ impl NpuOperation {
 
     /// An operation that does not use the NPU, for a reason of the model or of its options.
     pub fn without(settings: &Settings, name: &str, reason: &str) -> Self {
-        let (linear, operation) = settings.start_without(name, reason);
+        let (linear, operation) = settings.start_disabled(name, reason);
         Self { linear, operation, settings: settings.clone() }
     }
 
@@ -135,7 +135,7 @@ impl NpuOperation {
         tracing::warn!(
             operation = self.name(),
             reason = decision.reason,
-            "the NPU is no longer used for this; the GPU computes it anew"
+            "falling back to the GPU for good, which computes this anew"
         );
         Ok(())
     }

@@ -47,7 +47,7 @@ struct Operations {
 
 impl Report {
     /// Registers an operation.
-    pub fn enter(&self, name: impl Into<String>, decision: &Decision) -> Operation {
+    pub fn register(&self, name: impl Into<String>, decision: &Decision) -> Operation {
         let mut operations = self.lock();
         let number = operations.next;
         operations.next += 1;
@@ -164,8 +164,8 @@ mod tests {
     fn operations_come_and_go_and_totals_stay() {
         let report = Report::default();
         let decision = |uses_npu| Decision { uses_npu, reason: "a reason".to_owned() };
-        let first = report.enter("first", &decision(true));
-        let second = report.enter("second", &decision(false));
+        let first = report.register("first", &decision(true));
+        let second = report.register("second", &decision(false));
         first.count();
         first.count();
         second.decide(&decision(true));

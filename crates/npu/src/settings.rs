@@ -142,18 +142,18 @@ impl Settings {
     /// Opens and tests the NPU for an operation of a model, and enters it in the report. If its driver or its hardware
     /// fails, it is given up for the process.
     pub fn start(&self, operation: &str) -> (Linear, Operation) {
-        self.enter(operation, |overlay| match self.mode {
+        self.register(operation, |overlay| match self.mode {
             Mode::Off => Err(Error::WrongDevice("the NPU is off".to_owned())),
             _ => self.open(overlay),
         })
     }
 
     /// Enters an operation that does not use the NPU, for a reason of its own.
-    pub fn start_without(&self, operation: &str, reason: &str) -> (Linear, Operation) {
-        self.enter(operation, |_| Err(Error::WrongDevice(reason.to_owned())))
+    pub fn start_disabled(&self, operation: &str, reason: &str) -> (Linear, Operation) {
+        self.register(operation, |_| Err(Error::WrongDevice(reason.to_owned())))
     }
 
-    fn enter(
+    fn register(
         &self,
         operation: &str,
         open: impl FnOnce(&Overlay) -> Result<Box<dyn Backend>>,
@@ -169,7 +169,7 @@ impl Settings {
         if matmul.device_failed() {
             self.give_up(&matmul.decision().reason);
         }
-        let operation = self.report.enter(operation, matmul.decision());
+        let operation = self.report.register(operation, matmul.decision());
         (Linear::new(matmul), operation)
     }
 
@@ -204,7 +204,7 @@ mod tests {
         assert!(reason(&missing).contains("cannot open /nonexistent/accel0"));
         missing.clone().give_up("it hung");
         assert_eq!(reason(&missing), "another operation of this process gave it up: it hung");
-        let (linear, _operation) = none.start_without("attention", "the KV cache is int8");
+        let (linear, _operation) = none.start_disabled("attention", "the KV cache is int8");
         assert_eq!(linear.matmul().decision().reason, "the KV cache is int8");
         assert!(missing.report().operations().is_empty(), "all have left");
     }

@@ -307,7 +307,7 @@ fn a_copy_of_the_weights_must_fit_into_system_memory() {
 }
 
 #[test]
-fn weights_that_the_npu_cannot_store_are_the_gpus() {
+fn weights_that_the_npu_cannot_store_stay_on_the_gpu() {
     let Some(device) = testkit::cpu_device() else { return };
     let name = "gemma4_vision_unified";
     let fixture = images::VisionFixture::open(name);

@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     /// Findings as `doctor` prints them.
-    fn told(machine: NpuMachine) -> String {
+    fn doctor_text(machine: NpuMachine) -> String {
         let tree = machine.tree();
         let system = tree.system();
         // The fixtures' nodes are plain files, which answer nothing.
@@ -107,7 +107,7 @@ mod tests {
             (NpuMachine::Other, &[]),
         ];
         for (machine, parts) in expected {
-            let text = told(machine);
+            let text = doctor_text(machine);
             for part in parts {
                 assert!(text.contains(part), "{machine:?} lacks {part:?}:\n{text}");
             }

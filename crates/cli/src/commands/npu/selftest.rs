@@ -91,6 +91,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         output::print(&text)?;
     }
     if let Some(file) = &arguments.report {
+        let text = without_folders(text, arguments);
         let report =
             format!("# Indrik {}: self-test of the NPU\n\n```text\n{text}```\n", env!("CARGO_PKG_VERSION"));
         fs::write(file, report).with_context(|| format!("cannot write {}", file.display()))?;
@@ -125,9 +126,8 @@ impl Run {
         if let Some(node) = given {
             return Ok(node.to_path_buf());
         }
-        usable_node(self.facts.as_ref().map(|facts| &facts.xdna)).map_err(|reason| {
-            anyhow::anyhow!("{reason}; --simulate runs the same products on the array model")
-        })
+        usable_node(self.facts.as_ref().map(|facts| &facts.xdna))
+            .map_err(|reason| anyhow::anyhow!("{reason}; --simulate runs products on the array model"))
     }
 
     fn passed(&self) -> bool {
@@ -208,6 +208,14 @@ impl Run {
             "npu": self.facts.as_ref().map(NpuFacts::json),
         })
     }
+}
+
+/// The text without the folders of files, which may have the user's name: an error says which file it is about.
+fn without_folders(text: String, arguments: &Arguments) -> String {
+    let given = [&arguments.overlay, &arguments.stream].into_iter().flatten();
+    let given = given.filter_map(|file| file.parent().map(Path::to_path_buf));
+    let folders = given.chain(store::overlay_folder().ok()).filter(|folder| folder != Path::new(""));
+    folders.fold(text, |text, folder| text.replace(&format!("{}/", folder.display()), ""))
 }
 
 /// What to test, and the overlay's file.

@@ -199,7 +199,7 @@ mod tests {
     fn operations_have_gauges_for_what_the_npu_computes() {
         let report = npu::report::Report::default();
         let decision = npu::matmul::Decision { uses_npu: true, reason: "forced".to_owned() };
-        let operation = report.enter("embeddings of mini", &decision);
+        let operation = report.register("embeddings of mini", &decision);
         operation.count();
         operation.set_weight_bytes(3);
         let seen = || -> Vec<_> {
@@ -218,7 +218,7 @@ mod tests {
         operation.fall_back(&npu::matmul::Decision { uses_npu: false, reason: "it hung".to_owned() });
         assert_eq!(seen(), [vec![active(0.0)], totals(1.0, 0.0).to_vec()].concat());
         // A second load of the same model is no second series.
-        let second = report.enter("embeddings of mini", &decision);
+        let second = report.register("embeddings of mini", &decision);
         assert_eq!(seen(), [vec![active(1.0)], totals(1.0, 0.0).to_vec()].concat());
         drop(second);
         assert_eq!(seen(), [vec![active(0.0)], totals(1.0, 0.0).to_vec()].concat());
