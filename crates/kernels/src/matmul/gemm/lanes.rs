@@ -32,7 +32,7 @@ pub fn lanes(caps: &Caps, tier: Tier) -> Option<u32> {
 }
 
 /// Strips of a tile. With vectors of 16 threads a strip takes half as many registers as with 8, so that several share the
-/// loads and broadcasts of x: on Mesa's CPU driver, products take 0.8 of the time with two strips instead of one, and 0.75
+/// loads and broadcasts of x: on Mesa's CPU driver, products take 0.8 of the time with two strips instead of one, and 0.8
 /// to 0.95 of that with four.
 pub fn strips(lanes: u32, rows: usize, epilogue: Epilogue) -> u32 {
     match lanes {
