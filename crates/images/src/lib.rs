@@ -49,6 +49,6 @@ pub use format::Format;
 pub use gemma3::{Gemma3, PanAndScan};
 pub use gemma4::Gemma4;
 pub use limits::Limits;
-pub use patches::{Normalization, PatchOrder, Patches};
+pub use patches::{ByteTable, Normalization, PatchOrder, Patches};
 pub use picture::{ContentHash, Picture, Region};
 pub use resize::{Filter, resize};

@@ -318,10 +318,14 @@ pub mod attention_flash {
         pub window: u32,
         /// `uint` in the shader.
         pub chunks: u32,
+        /// `uint` in the shader.
+        pub row_units: u32,
+        /// `float` in the shader.
+        pub scale: f32,
     }
 
     impl gpu::PushConstants for Push {
-        const SIZE: u32 = 104;
+        const SIZE: u32 = 112;
 
         fn encode(&self, writer: &mut gpu::PushWriter) {
             writer.buffer(0, &self.q, gpu::Access::Read);
@@ -340,6 +344,8 @@ pub mod attention_flash {
             writer.word(92, self.table_stride);
             writer.word(96, self.window);
             writer.word(100, self.chunks);
+            writer.word(104, self.row_units);
+            writer.word(108, self.scale.to_bits());
         }
     }
 
@@ -372,6 +378,8 @@ pub mod attention_flash {
         pub softmax_in_registers: bool,
         /// `ROW_TILES`: `uint`, constant 12.
         pub row_tiles: u32,
+        /// `FROM_ROWS`: `bool`, constant 13.
+        pub from_rows: bool,
     }
 
     impl Default for Constants {
@@ -390,6 +398,7 @@ pub mod attention_flash {
                 head_parts: 1,
                 softmax_in_registers: false,
                 row_tiles: 1,
+                from_rows: false,
             }
         }
     }
@@ -410,6 +419,7 @@ pub mod attention_flash {
                 self.head_parts,
                 u32::from(self.softmax_in_registers),
                 self.row_tiles,
+                u32::from(self.from_rows),
             ]
         }
     }
@@ -418,8 +428,8 @@ pub mod attention_flash {
     pub static T1: gpu::Shader = gpu::Shader {
         name: "attention_flash.t1",
         spirv: include_bytes!("attention_flash.t1.spv"),
-        push_size: 104,
-        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12],
+        push_size: 112,
+        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 
@@ -427,8 +437,8 @@ pub mod attention_flash {
     pub static T2: gpu::Shader = gpu::Shader {
         name: "attention_flash.t2",
         spirv: include_bytes!("attention_flash.t2.spv"),
-        push_size: 104,
-        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12],
+        push_size: 112,
+        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 
@@ -1020,10 +1030,12 @@ pub mod coopmat_direct {
         pub group_experts: gpu::Address,
         /// Read by the shader.
         pub group_pairs: gpu::Address,
+        /// Read by the shader.
+        pub bias: gpu::Address,
     }
 
     impl gpu::PushConstants for Push {
-        const SIZE: u32 = 104;
+        const SIZE: u32 = 112;
 
         fn encode(&self, writer: &mut gpu::PushWriter) {
             writer.buffer(0, &self.values, gpu::Access::Read);
@@ -1042,6 +1054,7 @@ pub mod coopmat_direct {
             writer.word(80, self.unsplit);
             writer.buffer(88, &self.group_experts, gpu::Access::Read);
             writer.buffer(96, &self.group_pairs, gpu::Access::Read);
+            writer.buffer(104, &self.bias, gpu::Access::Read);
         }
     }
 
@@ -1076,6 +1089,8 @@ pub mod coopmat_direct {
         pub coopmat_columns: u32,
         /// `PAIRS_PER_X`: `uint`, constant 13.
         pub pairs_per_x: u32,
+        /// `BIAS`: `uint`, constant 14.
+        pub bias: u32,
     }
 
     impl Default for Constants {
@@ -1095,6 +1110,7 @@ pub mod coopmat_direct {
                 partial_output: false,
                 coopmat_columns: 16,
                 pairs_per_x: 0,
+                bias: 0,
             }
         }
     }
@@ -1116,6 +1132,7 @@ pub mod coopmat_direct {
                 u32::from(self.partial_output),
                 self.coopmat_columns,
                 self.pairs_per_x,
+                self.bias,
             ]
         }
     }
@@ -1124,8 +1141,8 @@ pub mod coopmat_direct {
     pub static T2: gpu::Shader = gpu::Shader {
         name: "coopmat_direct.t2",
         spirv: include_bytes!("coopmat_direct.t2.spv"),
-        push_size: 104,
-        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13],
+        push_size: 112,
+        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 
@@ -1210,10 +1227,12 @@ pub mod coopmat_staged {
         pub group_experts: gpu::Address,
         /// Read by the shader.
         pub group_pairs: gpu::Address,
+        /// Read by the shader.
+        pub bias: gpu::Address,
     }
 
     impl gpu::PushConstants for Push {
-        const SIZE: u32 = 104;
+        const SIZE: u32 = 112;
 
         fn encode(&self, writer: &mut gpu::PushWriter) {
             writer.buffer(0, &self.values, gpu::Access::Read);
@@ -1232,6 +1251,7 @@ pub mod coopmat_staged {
             writer.word(80, self.unsplit);
             writer.buffer(88, &self.group_experts, gpu::Access::Read);
             writer.buffer(96, &self.group_pairs, gpu::Access::Read);
+            writer.buffer(104, &self.bias, gpu::Access::Read);
         }
     }
 
@@ -1266,6 +1286,8 @@ pub mod coopmat_staged {
         pub coopmat_columns: u32,
         /// `PAIRS_PER_X`: `uint`, constant 13.
         pub pairs_per_x: u32,
+        /// `BIAS`: `uint`, constant 14.
+        pub bias: u32,
     }
 
     impl Default for Constants {
@@ -1285,6 +1307,7 @@ pub mod coopmat_staged {
                 partial_output: false,
                 coopmat_columns: 16,
                 pairs_per_x: 0,
+                bias: 0,
             }
         }
     }
@@ -1306,6 +1329,7 @@ pub mod coopmat_staged {
                 u32::from(self.partial_output),
                 self.coopmat_columns,
                 self.pairs_per_x,
+                self.bias,
             ]
         }
     }
@@ -1314,8 +1338,8 @@ pub mod coopmat_staged {
     pub static T1: gpu::Shader = gpu::Shader {
         name: "coopmat_staged.t1",
         spirv: include_bytes!("coopmat_staged.t1.spv"),
-        push_size: 104,
-        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13],
+        push_size: 112,
+        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 
@@ -1323,8 +1347,8 @@ pub mod coopmat_staged {
     pub static T2: gpu::Shader = gpu::Shader {
         name: "coopmat_staged.t2",
         spirv: include_bytes!("coopmat_staged.t2.spv"),
-        push_size: 104,
-        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13],
+        push_size: 112,
+        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 
@@ -2601,6 +2625,75 @@ pub mod norm_registers {
 
     /// All tiers of `norm_registers.comp`, lowest first.
     pub static TIERS: &[(u32, &gpu::Shader)] = &[(0, &T0), (1, &T1)];
+}
+
+/// Generated from `src/patch_values/patch_values.comp`.
+pub mod patch_values {
+    /// Push constants of `patch_values.comp`.
+    #[derive(Clone, Debug)]
+    pub struct Push {
+        /// Read by the shader.
+        pub bytes: gpu::Address,
+        /// Read by the shader.
+        pub table: gpu::Address,
+        /// Written by the shader.
+        pub y: gpu::Address,
+        /// `uint` in the shader.
+        pub rows: u32,
+        /// `uint` in the shader.
+        pub k: u32,
+        /// `uint` in the shader.
+        pub y_stride: u32,
+        /// `uint` in the shader.
+        pub run: u32,
+    }
+
+    impl gpu::PushConstants for Push {
+        const SIZE: u32 = 40;
+
+        fn encode(&self, writer: &mut gpu::PushWriter) {
+            writer.buffer(0, &self.bytes, gpu::Access::Read);
+            writer.buffer(8, &self.table, gpu::Access::Read);
+            writer.buffer(16, &self.y, gpu::Access::Write);
+            writer.word(24, self.rows);
+            writer.word(28, self.k);
+            writer.word(32, self.y_stride);
+            writer.word(36, self.run);
+        }
+    }
+
+    /// Specialisation constants of `patch_values.comp`.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub struct Constants {
+        /// `THREADS`: `uint`, constant 0.
+        pub threads: u32,
+        /// `OUTPUT`: `uint`, constant 1.
+        pub output: u32,
+    }
+
+    impl Default for Constants {
+        fn default() -> Self {
+            Self { threads: 256, output: 0 }
+        }
+    }
+
+    impl gpu::SpecConstants for Constants {
+        fn values(&self) -> Vec<u32> {
+            vec![self.threads, self.output]
+        }
+    }
+
+    /// `patch_values.comp` at tier T0.
+    pub static T0: gpu::Shader = gpu::Shader {
+        name: "patch_values.t0",
+        spirv: include_bytes!("patch_values.t0.spv"),
+        push_size: 40,
+        constant_ids: &[0, 1],
+        local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
+    };
+
+    /// All tiers of `patch_values.comp`, lowest first.
+    pub static TIERS: &[(u32, &gpu::Shader)] = &[(0, &T0)];
 }
 
 /// Generated from `src/per_layer/per_layer_gate.comp`.

@@ -8,7 +8,8 @@
 //! | [`matmul`] | GEMV, GEMM, products on cooperative matrices, gated activations, autotuning |
 //! | [`norm`], [`embed`] | RMSNorm with residual add; embedding lookup |
 //! | [`layer_norm`], [`bias_gelu`], [`clip`] | image encoder: LayerNorm, MLP activation, clipped linear layers |
-//! | [`grid_positions`], [`pool`], [`soft_tokens`] | image encoder: position embeddings, average pooling, soft tokens |
+//! | [`patch_values`], [`grid_positions`] | image encoder: pixels of patches, position embeddings |
+//! | [`pool`], [`soft_tokens`] | image encoder: average pooling, soft tokens |
 //! | [`row_mean`] | text encoder: pooling; it shares LayerNorm and MLP activation with image encoders |
 //! | [`softcap`], [`sample`], [`score`] | soft cap of logits; logits to tokens; logits to negative log-likelihoods |
 //! | [`transcode`] | weights from a file's encoding to the tiled layout |
@@ -76,6 +77,7 @@ pub mod layer_norm;
 pub mod matmul;
 mod matrix;
 pub mod norm;
+pub mod patch_values;
 pub mod per_layer;
 pub mod pool;
 mod row;
@@ -124,6 +126,7 @@ pub static ALL: &[&Kernel] = &[
     &matmul::prefetch::KERNEL,
     &matmul::quantize_rows::KERNEL,
     &norm::KERNEL,
+    &patch_values::KERNEL,
     &per_layer::KERNEL,
     &pool::KERNEL,
     &row_mean::KERNEL,

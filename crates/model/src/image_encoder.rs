@@ -13,11 +13,15 @@ mod programs;
 mod scratch;
 mod soft_token_cache;
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use checkpoint::{EncoderKind, MIN_SOFT_TOKENS, VisionConfig};
 use gpu::{Arena, Buffer, Device, Lifetime, Memory, Program, TimestampMode, Timing};
-use kernels::{Activations, Matrix};
+use images::ByteTable;
+use kernels::{Activations, Matrix, matmul::quantize_rows::QuantizeRows, patch_values::PatchValues};
 use npu::settings::Settings;
 use weights::vision::{VisionMatrix, VisionWeights};
 
@@ -46,6 +50,8 @@ pub struct ImageEncoder {
     offload: Option<Offload>,
     /// Patches on their way to the GPU.
     staging: Buffer,
+    /// Makes vectors of their bytes.
+    patch_values: PatchValues,
     soft_tokens: SoftTokenCache,
     batch: Option<EncoderBatch>,
     /// Measured time of a layer per patch, in seconds.
@@ -53,6 +59,15 @@ pub struct ImageEncoder {
     timeout: Duration,
     // Last, so that they outlive the programs.
     weights: VisionWeights,
+}
+
+/// The bytes of each image, if all have bytes of the same meaning, and rows of whole words.
+fn common_bytes(images: &[Image]) -> Option<(Vec<&[u8]>, &ByteTable)> {
+    let all: Vec<_> = images.iter().map(|image| image.patches().bytes()).collect::<Option<_>>()?;
+    let (_, table) = *all.first()?;
+    let whole = images.iter().all(|image| image.patches().values_per_patch().is_multiple_of(4));
+    let same = all.iter().all(|(_, other)| Arc::ptr_eq(other, table) || other == &table);
+    (whole && same).then(|| (all.iter().map(|(bytes, _)| *bytes).collect(), &**table))
 }
 
 /// Images that are being encoded.
@@ -147,7 +162,9 @@ impl ImageEncoder {
         };
         let recorders = (0..recording.count()).map(|number| recording.program(number, device.recorder()?));
         let recorders = recorders.collect::<Result<Vec<_>>>()?;
-        let pipelines: Vec<_> = recorders.iter().flat_map(|recorder| recorder.pipelines()).collect();
+        let patch_values = PatchValues::new(device, scratch.patch_format())?;
+        let mut pipelines: Vec<_> = recorders.iter().flat_map(|recorder| recorder.pipelines()).collect();
+        pipelines.push(patch_values.pipeline().clone());
         device.compile(&pipelines)?;
         let programs =
             recorders.into_iter().map(|recorder| Ok(recorder.seal()?)).collect::<Result<Vec<_>>>()?;
@@ -163,6 +180,7 @@ impl ImageEncoder {
             cut: None,
             offload: None,
             staging,
+            patch_values,
             soft_tokens,
             batch: None,
             patch_time: None,
@@ -269,18 +287,39 @@ impl ImageEncoder {
 
     /// Uploads the patches of images.
     fn start(&mut self, images: Vec<Image>) -> Result<()> {
-        let stride = self.scratch.upload_stride as u64 * 4;
-        let patches =
-            images.iter().flat_map(|image| (0..image.patches().len()).map(|row| image.patches().row(row)));
-        // The padding of rows stays as it was allocated, zero.
-        for (row, patch) in (0..).zip(patches) {
-            self.staging.write(row * stride, bytemuck::cast_slice(patch))?;
-        }
         let grids: Vec<Grid> = images.iter().map(Grid::of).collect();
         self.scratch.write_images(&grids, self.config.pooled_patches)?;
-        let patches = self.scratch.upload(grids.iter().map(|grid| grid.patches() as usize).sum())?;
+        let rows = grids.iter().map(|grid| grid.patches() as usize).sum();
         let mut recorder = self.device.recorder()?;
-        recorder.copy("patches", self.staging.slice(0..patches.len())?, patches)?;
+        match common_bytes(&images) {
+            Some((parts, table)) => {
+                let mut at = 0;
+                for part in parts {
+                    self.staging.write(at, part)?;
+                    at += part.len() as u64;
+                }
+                self.scratch.write_byte_table(table)?;
+                recorder.copy("patches", self.staging.slice(0..at)?, self.scratch.bytes.slice(0..at)?)?;
+                let k = self.config.patch_values() as usize;
+                let operands = self.scratch.patch_bytes(table.run)?;
+                self.patch_values.record(&mut recorder, "patches", rows, k, &operands)?;
+            }
+            None => {
+                let stride = self.scratch.upload_stride as u64 * 4;
+                let patches = images.iter().map(Image::patches);
+                let patches = patches.flat_map(|patches| (0..patches.len()).map(|row| patches.row(row)));
+                // The padding of rows stays as it was allocated, zero.
+                for (row, patch) in (0..).zip(patches) {
+                    self.staging.write(row * stride, bytemuck::cast_slice(&patch))?;
+                }
+                let to = self.scratch.upload(rows)?;
+                recorder.copy("patches", self.staging.slice(0..to.len())?, to)?;
+                if let Scratch { patches, float_patches: Some(floats), .. } = &self.scratch {
+                    let kernel = QuantizeRows::new(&self.device, patches.kind(), patches.k)?;
+                    kernel.record(&mut recorder, "patches", floats, patches, &self.scratch.active_range())?;
+                }
+            }
+        }
         recorder.seal()?.run(self.timeout)?;
         self.batch = Some(EncoderBatch { images, layers_done: 0 });
         Ok(())

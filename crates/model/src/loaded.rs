@@ -183,6 +183,7 @@ impl Model {
                 epilogue: epilogue(config.architecture.family().activation),
                 output: Activations::F16,
                 split_k: coopmat::policy::SplitK::Reduced,
+                bias: coopmat::policy::Bias::None,
             };
             coopmat::policy::plan(device.caps(), fragments, &shape).is_some()
         };

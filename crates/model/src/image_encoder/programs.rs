@@ -5,7 +5,7 @@ mod siglip;
 mod unified;
 
 use checkpoint::{EncoderKind, Slot, Transformer, VisionConfig};
-use gpu::{Device, Recorder, View};
+use gpu::{Caps, Device, Recorder, View};
 use kernels::{
     Activations, Epilogue, Matrix, Target, Vectors,
     attention::{
@@ -14,9 +14,11 @@ use kernels::{
     },
     layer_norm::{self, LayerNorm},
     matmul::{
-        coopmat::{self, Coopmat, policy::SplitK},
+        coopmat::{
+            self, Coopmat,
+            policy::{Bias, SplitK},
+        },
         gemm::{self, Gemm},
-        quantize_rows::QuantizeRows,
     },
     pool::{self, Pool, Standardise},
 };
@@ -43,7 +45,23 @@ pub(super) fn coopmat_shape(
         true => (Epilogue::Geglu, Activations::F16),
         false => (Epilogue::None, Activations::F32),
     };
-    coopmat::policy::Shape { weights: matrix.layout(), columns, epilogue, output, split_k: SplitK::Reduced }
+    let (weights, split_k) = (matrix.layout(), SplitK::Reduced);
+    coopmat::policy::Shape { weights, columns, epilogue, output, split_k, bias: Bias::None }
+}
+
+/// Its plan where as many images can be encoded together, and mostly one is.
+pub(super) fn coopmat_plan(
+    units: MatrixUnits,
+    caps: &Caps,
+    shape: &coopmat::policy::Shape,
+    images: usize,
+) -> Option<coopmat::policy::Plan> {
+    match units {
+        MatrixUnits::Device(fragments) => {
+            coopmat::policy::partly_active_plan(caps, fragments, shape, shape.columns / images)
+        }
+        MatrixUnits::Emulated => units.coopmat_plan(caps, shape),
+    }
 }
 
 /// Whether the product of a matrix applies the gate: gate and up form one matrix, and nothing is clamped in between.
@@ -98,11 +116,7 @@ impl Recording<'_> {
 
     /// block = patch embedding · patches.
     fn embed_patches(&self, recorder: &mut Recorder) -> Result<()> {
-        let Scratch { patches, float_patches, block, .. } = self.scratch;
-        if let Some(floats) = float_patches {
-            let kernel = QuantizeRows::new(self.device, patches.kind(), patches.k)?;
-            kernel.record(recorder, "patches", floats, patches, &self.scratch.active_range())?;
-        }
+        let Scratch { patches, block, .. } = self.scratch;
         let target = Target::contiguous(block, self.config.hidden as usize);
         self.products(recorder, "patch embedding", VisionMatrix::PatchEmbed, patches, target)
     }
@@ -183,7 +197,7 @@ impl Recording<'_> {
         if self.cut(recorder, matrix, x, &target, Rows::Pooled)? {
             return Ok(());
         }
-        self.product(recorder, "projection", VisionMatrix::Projection, matrix, x, &target, &active)
+        self.product(recorder, "projection", VisionMatrix::Projection, matrix, x, &target, None, &active)
     }
 
     /// residual += what is added, if anything; y = LayerNorm(residual).
@@ -230,7 +244,7 @@ impl Recording<'_> {
             !has_gated_epilogue(self.weights, id) && self.cuts.is_some_and(|cuts| cuts.has_all(&mut numbers));
         for matrix in self.weights.by_id(id) {
             if !cuts || !self.cut(recorder, matrix, x, &target, Rows::All)? {
-                self.product(recorder, name, id, matrix, x, &target, &self.scratch.active())?;
+                self.product(recorder, name, id, matrix, x, &target, None, &self.scratch.active())?;
             }
             target.first += matrix.layout().rows;
         }
@@ -252,6 +266,30 @@ impl Recording<'_> {
         }
     }
 
+    /// The same on cooperative matrices with a bias, one value per value of a row, to f16.
+    #[expect(clippy::too_many_arguments, reason = "the operands of a product")]
+    fn products_with_bias(
+        &self,
+        recorder: &mut Recorder,
+        name: &str,
+        id: VisionMatrix,
+        x: &Vectors,
+        mut target: Target,
+        kind: Bias,
+        bias: &View,
+    ) -> Result<()> {
+        let mut at = 0;
+        for matrix in self.weights.by_id(id) {
+            let rows = matrix.layout().rows;
+            let bytes = at..at + rows as u64 * 4;
+            at = bytes.end;
+            let bias = Some((kind, bias.slice(bytes)?));
+            self.product(recorder, name, id, matrix, x, &target, bias, &self.scratch.active())?;
+            target.first += rows;
+        }
+        Ok(())
+    }
+
     #[expect(clippy::too_many_arguments, reason = "the operands of a product")]
     fn product(
         &self,
@@ -261,15 +299,18 @@ impl Recording<'_> {
         matrix: &Matrix,
         x: &Vectors,
         target: &Target,
+        bias: Option<(Bias, View)>,
         active: &View,
     ) -> Result<()> {
         if x.kind() == Activations::F16 {
             let shape = coopmat_shape(self.weights, id, matrix, x.columns);
-            let plan = self.units.coopmat_plan(self.device.caps(), &shape);
+            let plan = coopmat_plan(self.units, self.device.caps(), &shape, self.scratch.images);
+            let (kind, bias) = bias.map_or((Bias::None, None), |(kind, bias)| (kind, Some(bias)));
+            let shape = coopmat::policy::Shape { output: target.kind(), bias: kind, ..shape };
             let plan = plan.expect("activations are f16 only where cooperative matrices take every matrix");
             let kernel = Coopmat::with_plan(self.device, shape, plan)?;
             let scratch = self.scratch.split_k.as_ref().map(|scratch| scratch.view());
-            let operands = coopmat::Operands { w: matrix, x, target, active: active.clone(), scratch };
+            let operands = coopmat::Operands { w: matrix, x, target, active: active.clone(), scratch, bias };
             return Ok(kernel.record(recorder, name, &operands)?);
         }
         let gated = has_gated_epilogue(self.weights, id);

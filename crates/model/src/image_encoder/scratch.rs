@@ -2,15 +2,20 @@
 
 use checkpoint::{EncoderKind, Transformer, VisionConfig};
 use gpu::{Arena, Buffer, Device, Lifetime, Memory, View};
+use images::ByteTable;
 use kernels::{
     Activations, KvLayer, KvShape, KvTable, VectorData, Vectors,
     attention::{paged, rope},
-    pool,
+    matmul::coopmat::policy::Fragments,
+    patch_values, pool,
 };
-use tensor::KvScheme;
+use tensor::{KvScheme, STRIP};
 use weights::vision::{VisionMatrix, VisionWeights};
 
-use super::{Grid, programs::coopmat_shape};
+use super::{
+    Grid,
+    programs::{coopmat_plan, coopmat_shape},
+};
 use crate::{DEFAULT_PAGE_SIZE, Result, loaded::MatrixUnits, state::CLEAR_TIMEOUT};
 
 /// Activations and inputs of an encoder.
@@ -19,7 +24,10 @@ pub(super) struct Scratch {
     pub images: usize,
     /// Patches of all images, at most: rows of the encoder.
     pub rows: usize,
-    /// Patches as they are uploaded, f32.
+    /// Bytes of patches as they are uploaded, and the values of bytes.
+    pub bytes: Buffer,
+    byte_table: Buffer,
+    /// Patches as they are uploaded otherwise, f32.
     upload: View,
     /// Values from one uploaded patch to the next.
     pub upload_stride: usize,
@@ -64,6 +72,8 @@ pub(super) struct AttentionScratch {
     pub attended_floats: Option<Vectors>,
     /// The input of the down projection.
     pub activated: Vectors,
+    /// Queries, keys and values as rows of f16 activations, where attention takes them so.
+    pub qkv: Option<Vectors>,
     pub kv: KvLayer,
     pub table: KvTable,
     /// Position of each row in its image, number of its image, and last position of its image.
@@ -114,8 +124,8 @@ pub(super) fn bytes(config: &VisionConfig, images: u32) -> u64 {
         (u64::from(transformer.heads * transformer.head_dim), u64::from(transformer.intermediate))
     });
     // Residual stream, normed rows twice, a block's output, the encoder's output; queries, keys, values, attention's output
-    // twice, angles; patches in f32, packed, and in staging memory.
-    let row = 5 * hidden + 6 * attention + wide + activated + 3 * patch.next_multiple_of(128) + 16;
+    // twice, angles; patches in f32, packed, as bytes, and in staging memory.
+    let row = 5 * hidden + 6 * attention + wide + activated + 4 * patch.next_multiple_of(128) + 16;
     let soft = u64::from(config.max_soft_tokens()) * (u64::from(config.text_hidden) + hidden);
     u64::from(images) * (row * u64::from(config.max_patches()) + soft) * 4 + FIXED
 }
@@ -156,6 +166,8 @@ impl Scratch {
         let scratch = Self {
             images,
             rows,
+            bytes: arena.buffer("bytes of patches", (patch_values * rows) as u64)?,
+            byte_table: shared.buffer("values of bytes", patch_values::TABLE as u64 * 4)?,
             upload,
             upload_stride,
             float_patches,
@@ -187,7 +199,8 @@ impl Scratch {
             attention: match config.transformer() {
                 Some(transformer) => {
                     let new = AttentionScratch::new;
-                    let sizes = Sizes { images, rows, activations, clipped };
+                    let sizes =
+                        Sizes { images, rows, activations, clipped, qkv_in_strips: qkv_in_strips(weights) };
                     Some(new(device, &mut arena, &mut shared, config, transformer, units, &sizes)?)
                 }
                 None => None,
@@ -206,7 +219,7 @@ impl Scratch {
                     angles: None,
                 }),
             },
-            split_k: match split_k_bytes(device, weights, units, activations, [rows, soft_tokens]) {
+            split_k: match split_k_bytes(device, weights, units, activations, [rows, soft_tokens], images) {
                 0 => None,
                 bytes => Some(arena.buffer("split-K partial sums", bytes)?),
             },
@@ -218,7 +231,8 @@ impl Scratch {
     fn clear(&self, device: &Device) -> Result<()> {
         let mut recorder = device.recorder()?;
         let attention = self.attention.iter().flat_map(|attention| {
-            [&attention.attended, &attention.activated].into_iter().chain(&attention.attended_floats)
+            let vectors = [&attention.attended, &attention.activated].into_iter();
+            vectors.chain(&attention.attended_floats).chain(&attention.qkv)
         });
         let embedded = self.unified.iter().map(|unified| &unified.embedded);
         let vectors = [&self.patches, &self.normed, &self.pooled].into_iter().chain(embedded);
@@ -235,6 +249,34 @@ impl Scratch {
     /// Bytes of uploaded patches, at most.
     pub fn upload_bytes(&self) -> u64 {
         (self.upload_stride * self.rows) as u64 * 4
+    }
+
+    /// Sets the values of bytes.
+    pub fn write_byte_table(&mut self, table: &ByteTable) -> Result<()> {
+        Ok(self.byte_table.write(0, bytemuck::cast_slice(&table.values))?)
+    }
+
+    /// The format of the vectors that bytes become.
+    pub fn patch_format(&self) -> Activations {
+        if self.unified.is_some() { Activations::F32 } else { self.patches.kind() }
+    }
+
+    /// From uploaded bytes to what the first program starts with.
+    pub fn patch_bytes(&self, run: usize) -> Result<patch_values::Operands> {
+        let (y, y_stride) = match (&self.patches.data, &self.unified) {
+            (_, Some(_)) => (self.upload.clone(), self.upload_stride),
+            (VectorData::F16(values) | VectorData::F32(values), None) => {
+                (values.view(), self.patches.stride())
+            }
+            _ => unreachable!("these were allocated as f32 or f16"),
+        };
+        Ok(patch_values::Operands {
+            bytes: self.bytes.view(),
+            table: self.byte_table.view(),
+            run,
+            y,
+            y_stride,
+        })
     }
 
     /// Where the first `patches` are uploaded to.
@@ -307,6 +349,13 @@ struct Sizes {
     rows: usize,
     activations: Activations,
     clipped: bool,
+    qkv_in_strips: bool,
+}
+
+/// Whether products may write queries, keys and values side by side as f16: each starts with a whole strip.
+fn qkv_in_strips(weights: &VisionWeights) -> bool {
+    let mut qkv = weights.matrices.iter().filter(|(id, _)| matches!(id, VisionMatrix::Qkv(_)));
+    qkv.all(|(_, matrix)| matrix.layout().rows.is_multiple_of(STRIP))
 }
 
 impl AttentionScratch {
@@ -319,13 +368,25 @@ impl AttentionScratch {
         units: MatrixUnits,
         sizes: &Sizes,
     ) -> Result<Self> {
-        let Sizes { images, rows, activations, clipped } = *sizes;
+        let Sizes { images, rows, activations, clipped, qkv_in_strips } = *sizes;
         let pages = config.max_patches().div_ceil(DEFAULT_PAGE_SIZE);
+        let from_rows = matches!(config.encoder, EncoderKind::Siglip { .. })
+            && activations == Activations::F16
+            && qkv_in_strips
+            // Elsewhere an NPU may compute the products, which it returns as f32.
+            && !matches!(units, MatrixUnits::Device(Fragments::Other))
+            && units
+                .flash_plan(device.caps(), &attention_shape(config, transformer, KvScheme::F16))
+                .is_some();
+        // Attention of rows needs neither queries in f32 nor pages.
+        let paged_rows = if from_rows { 1 } else { rows };
+        let pages = if from_rows { 1 } else { pages };
+        let images_with_pages = if from_rows { 1 } else { images };
         let shape = KvShape {
             kv_heads: transformer.heads,
             head_dim: transformer.head_dim,
             page_size: DEFAULT_PAGE_SIZE,
-            pages: pages * images as u32,
+            pages: pages * images_with_pages as u32,
             scheme: if activations == Activations::F16 { KvScheme::F16 } else { KvScheme::F32 },
         };
         let attention = attention_shape(config, transformer, shape.scheme);
@@ -335,7 +396,7 @@ impl AttentionScratch {
         let table: Vec<u32> = (0..shape.pages).collect();
         let words = rows as u64 * 4;
         Ok(Self {
-            q: arena.buffer("queries", width as u64 * words)?,
+            q: arena.buffer("queries", width as u64 * 4 * paged_rows as u64)?,
             attended: Vectors::new(arena, "attention's output", activations, width, rows)?,
             attended_floats: match activations {
                 _ if clipped => Some(Vectors::f32(arena, "attention's output", width, rows)?),
@@ -351,6 +412,10 @@ impl AttentionScratch {
                 transformer.intermediate as usize,
                 rows,
             )?,
+            qkv: match from_rows {
+                true => Some(Vectors::new(arena, "queries, keys and values", activations, 3 * width, rows)?),
+                false => None,
+            },
             kv: KvLayer::allocate(arena, "keys and values of patches", shape)?,
             table: KvTable { view: shared.buffer_from("page table", &table)?.view(), stride: pages },
             positions: shared.buffer("positions", words)?,
@@ -379,6 +444,7 @@ fn split_k_bytes(
     units: MatrixUnits,
     activations: Activations,
     [rows, soft_tokens]: [usize; 2],
+    images: usize,
 ) -> u64 {
     if activations != Activations::F16 {
         return 0;
@@ -386,7 +452,7 @@ fn split_k_bytes(
     let bytes = |(id, matrix): &(VisionMatrix, _)| {
         let columns = if *id == VisionMatrix::Projection { soft_tokens } else { rows };
         let shape = coopmat_shape(weights, *id, matrix, columns);
-        Some(units.coopmat_plan(device.caps(), &shape)?.scratch_bytes(&shape))
+        Some(coopmat_plan(units, device.caps(), &shape, images)?.scratch_bytes(&shape))
     };
     weights.matrices.iter().filter_map(bytes).max().unwrap_or(0)
 }

@@ -13,7 +13,10 @@ use kernels::{
         router::{self, AddShape, Router},
     },
     matmul::{
-        coopmat::{self, Coopmat, policy::SplitK},
+        coopmat::{
+            self, Coopmat,
+            policy::{Bias, SplitK},
+        },
         gemm::{self, Gemm},
         gemv::{self, Gemv},
     },
@@ -267,7 +270,8 @@ fn method(
     let pairs = rows * experts.per_token as usize;
     let columns = (pairs * 3).div_ceil(experts.count as usize * 2);
     if activations == Activations::F16 {
-        let shape = coopmat::policy::Shape { weights, columns, epilogue, output, split_k: SplitK::Reduced };
+        let (split_k, bias) = (SplitK::Reduced, Bias::None);
+        let shape = coopmat::policy::Shape { weights, columns, epilogue, output, split_k, bias };
         let plan = model.expert_coopmat_plan(&shape, rows);
         let plan = plan.expect("activations are f16 only where cooperative matrices take every matrix");
         return Ok(Method::Coopmat(shape, plan));

@@ -235,7 +235,7 @@ impl<'a> Step<'a> {
             _ => scratch.split_k.as_ref(),
         };
         let scratch = split_k.map(Buffer::view);
-        let operands = coopmat::Operands { w, x, target, active: active.clone(), scratch };
+        let operands = coopmat::Operands { w, x, target, active: active.clone(), scratch, bias: None };
         Ok(kernel.record(self.recorder, role.name(), &operands)?)
     }
 }

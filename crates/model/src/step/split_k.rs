@@ -4,7 +4,7 @@ use gpu::{Arena, Buffer};
 use kernels::{
     Activations, Epilogue, Matrix,
     matmul::{
-        coopmat::policy::{Shape, SplitK, split_k_for_consumer},
+        coopmat::policy::{Bias, Shape, SplitK, split_k_for_consumer},
         gemv,
     },
 };
@@ -82,7 +82,8 @@ pub(super) fn split_k_scratch<'a>(
 /// A cooperative-matrix product; gate and up become the activations of the next.
 pub(super) fn coopmat_shape(matrix: &Matrix, columns: usize, epilogue: Epilogue) -> Shape {
     let output = if epilogue == Epilogue::None { Activations::F32 } else { Activations::F16 };
-    Shape { weights: matrix.layout(), columns, epilogue, output, split_k: SplitK::Reduced }
+    let (weights, split_k) = (matrix.layout(), SplitK::Reduced);
+    Shape { weights, columns, epilogue, output, split_k, bias: Bias::None }
 }
 
 /// Whether products that compute the norm of one row before them can do so for this many.

@@ -13,7 +13,10 @@ use kernels::{
     },
     embed::{self, Embed},
     matmul::{
-        coopmat::{self, Coopmat, policy::SplitK},
+        coopmat::{
+            self, Coopmat,
+            policy::{Bias, SplitK},
+        },
         gemm::{self, Gemm},
         quantize_rows::QuantizeRows,
     },
@@ -46,7 +49,8 @@ pub(super) fn coopmat_shape(
 ) -> coopmat::policy::Shape {
     let epilogue = product_epilogue(config, weights, id);
     let output = if epilogue == Epilogue::None { Activations::F32 } else { Activations::F16 };
-    coopmat::policy::Shape { weights: matrix.layout(), columns, epilogue, output, split_k: SplitK::Reduced }
+    let (weights, split_k) = (matrix.layout(), SplitK::Reduced);
+    coopmat::policy::Shape { weights, columns, epilogue, output, split_k, bias: Bias::None }
 }
 
 /// The gate, where gate and up form one matrix.
@@ -239,7 +243,7 @@ impl Recording<'_> {
             let plan = plan.expect("activations are f16 only where cooperative matrices take every matrix");
             let kernel = Coopmat::with_plan(self.device, shape, plan)?;
             let scratch = self.scratch.split_k.as_ref().map(|scratch| scratch.view());
-            let operands = coopmat::Operands { w: matrix, x, target, active, scratch };
+            let operands = coopmat::Operands { w: matrix, x, target, active, scratch, bias: None };
             return Ok(kernel.record(recorder, name, &operands)?);
         }
         let shape = gemm::policy::Shape {

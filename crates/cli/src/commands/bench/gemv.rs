@@ -13,7 +13,10 @@ use kernels::{
         random::{Distribution, Random, fill_vectors},
     },
     matmul::{
-        coopmat::{self, Coopmat, policy::SplitK},
+        coopmat::{
+            self, Coopmat,
+            policy::{Bias, SplitK},
+        },
         gemm::{self, Gemm},
         gemv::{
             Gemv, MAX_COLUMNS, Source,
@@ -284,7 +287,8 @@ fn products(
         let fragments = coopmat::fragments(device)?;
         let mut products = Vec::new();
         for split_k in [SplitK::Reduced, SplitK::Partial].into_iter().take(if sweep { 2 } else { 1 }) {
-            let shape = coopmat::policy::Shape { weights, columns, epilogue, output, split_k };
+            let shape =
+                coopmat::policy::Shape { weights, columns, epilogue, output, split_k, bias: Bias::None };
             let plans = coopmat::policy::candidates(caps, fragments, &shape).into_iter();
             let all = plans.take(if sweep { usize::MAX } else { 1 });
             products.extend(all.map(|plan| Product::Coopmat(shape, plan)));
@@ -353,8 +357,14 @@ fn time(device: &Device, product: &Product, weights: &[Matrix], roof: f64) -> Re
             }
             for w in weights {
                 let scratch = scratch.as_ref().map(Buffer::view);
-                let operands =
-                    coopmat::Operands { w, x: &x, target: &target, active: active.view(), scratch };
+                let operands = coopmat::Operands {
+                    w,
+                    x: &x,
+                    target: &target,
+                    active: active.view(),
+                    scratch,
+                    bias: None,
+                };
                 kernel.record(&mut recorder, "coopmat", &operands)?;
             }
         }

@@ -15,6 +15,10 @@
 // throughout. The sum of the weights is one more product, with ones: it sums the weights as rounded, and has
 // the layout of the other accumulators.
 //
+// Where the layout of fragments is known, scores never leave their registers: they become weights right before the
+// product that they are needed for, beside the products before it. The code is kept short, since a loop that exceeds the
+// instruction cache takes half as long again.
+//
 // Weights are 2^(score − reference score), with a reference score per row. Online softmax would use the maximum
 // so far and rescale the accumulators whenever it grows. Here the reference is raised to the maximum only when
 // that exceeds it by more than RESCALE_MARGIN, so rescaling is rare. Each row decides by its own scores alone.
@@ -25,7 +29,8 @@
 // of the keys there.
 //
 // A head that is not a multiple of 16 is padded with zeros in shared memory, but neither in the cache nor in
-// queries and outputs.
+// queries and outputs. With softmax in registers, the padding also sums the weights, and masks the keys past the end of
+// an image.
 //
 // A row sees the keys of its window up to its last visible position: its own, or the last of its image, whose
 // rows see each other in both directions.
@@ -60,6 +65,9 @@ layout(constant_id = 11) const bool SOFTMAX_IN_REGISTERS = false;
 // Matrices of 16 pairs per subgroup, which share the keys and values that it loads. More than one only with softmax in
 // registers.
 layout(constant_id = 12) const uint ROW_TILES = 1;
+// Queries, keys and values are rows of f16 activations, as one product writes them, instead of f32 and pages. Every row
+// sees its whole chunk.
+layout(constant_id = 13) const bool FROM_ROWS = false;
 
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Floats4 { vec4 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Words4 { uvec4 data[]; };
@@ -90,6 +98,9 @@ layout(push_constant, scalar) uniform Push {
     uint window;
     // Maximum number of chunks.
     uint chunks;
+    // FROM_ROWS: units of 8 values from one row to the next, and a factor of the scores.
+    uint row_units;
+    float scale;
 } push;
 
 #include "range.glsl"
@@ -161,6 +172,14 @@ uint fragment_column(uint i) {
     return gl_SubgroupInvocationID % FRAGMENT_ROW_THREADS * 2 + i % 2 + i / 2 % 2 * 8;
 }
 
+// The sums of weights are one more column of o: a column of ones in the padding of values.
+const bool SUM_IN_PADDING = SOFTMAX_IN_REGISTERS && PADDED_UNITS > UNITS;
+// Keys past the end of a chunk are masked by one more column: 1.0 in the padding of queries, and in that of such a key a
+// number that makes its weight 0.
+const bool MASK_IN_PADDING = SUM_IN_PADDING && FROM_ROWS && !QUERIES_IN_REGISTERS;
+const uint HALF_ONE = 0x3c00;
+const uint HALF_LOWEST = 0xfbff;
+
 // 16-byte loads per line, and per thread and block.
 const uint LINE_LOADS = HEAD_DIM * KV_BITS / 128;
 const uint LOADS = (KEYS * LINE_LOADS + THREADS - 1) / THREADS;
@@ -181,11 +200,12 @@ struct Fetched {
     uint scales[KV_BITS == 8 ? LOADS : 1];
 };
 
-// Starts loading a block. Nothing outside first…last is read: it may hold anything, even NaN. An in-range
-// line is read instead, so that a weight of 0 cancels it.
+// Starts loading a block; `page_line` is the first line of its page, or the first row of the chunk. Nothing outside
+// first…last is read: it may hold anything, even NaN. An in-range line is read instead, so that a weight of 0 cancels it.
 void fetch(Words4 cache, uint page_line, uint block, uint first, uint last, uint thread, out Fetched fetched) {
     unrolled for (uint i = 0; i < LOADS; i++) {
-        uint position = clamp(block * KEYS + key_of(i, thread), first, last);
+        uint position = block * KEYS + key_of(i, thread);
+        position = FROM_ROWS ? min(position, last) : clamp(position, first, last);
         uint line = page_line + position % PAGE_SIZE;
         uint load = load_in_line(i, thread);
         if (INT8) {
@@ -193,7 +213,8 @@ void fetch(Words4 cache, uint page_line, uint block, uint first, uint last, uint
             // 16 values are half a group; a word has the scales of two groups.
             fetched.scales[i] = Numbers(cache).data[int8_scales_at(line) + load / 4];
         } else {
-            fetched.words[i] = cache.data[line * UNITS + load];
+            uint at = FROM_ROWS ? (page_line + position) * push.row_units + gl_WorkGroupID.x * UNITS : line * UNITS;
+            fetched.words[i] = cache.data[at + load];
         }
     }
 }
@@ -205,9 +226,8 @@ uvec2 packed_halves(vec4 values) {
 // Stores the loaded block into lines from `at` on.
 void store_block(uint at, uint thread, Fetched fetched) {
     unrolled for (uint i = 0; i < LOADS; i++) {
-        if (KEYS * LINE_LOADS % THREADS != 0 && i * THREADS + thread >= KEYS * LINE_LOADS) {
-            break;
-        }
+        // Past the end, a thread has loaded part of the last line, as another thread has, and stores the same: this needs no
+        // branch.
         uint line = at + key_of(i, thread) * STRIDE;
         uint load = load_in_line(i, thread);
         if (INT8) {
@@ -221,6 +241,20 @@ void store_block(uint at, uint thread, Fetched fetched) {
             units[line + load] = fetched.words[i];
         }
     }
+}
+
+// Sets the masks of a block's keys, after the first: all zero until the last block, and so only there.
+void mask_keys(uint block, uint last, uint thread) {
+    if (MASK_IN_PADDING && block * KEYS + KEYS - 1 > last) {
+        for (uint key = thread; key < KEYS; key += THREADS) {
+            units[K_AT + key * STRIDE + UNITS].x = block * KEYS + key > last ? HALF_LOWEST : 0;
+        }
+    }
+}
+
+// The first line of a block's page, or the chunk's first row.
+uint page_line_of(uint pages, uint block, uint kv_head, uint chunk_row) {
+    return FROM_ROWS ? chunk_row : (push.table.data[pages + block * KEYS / PAGE_SIZE] * push.kv_heads + kv_head) * PAGE_SIZE;
 }
 
 void main() {
@@ -241,7 +275,7 @@ void main() {
     }
     uint first_row = first_pair / group;
     uint last_row = min((first_pair + PAIRS - 1) / group, tile.end - 1);
-    uint pages = push.slots.data[first_row] * push.table_stride;
+    uint pages = FROM_ROWS ? 0 : push.slots.data[first_row] * push.table_stride;
     // Position of the first row; row r of the tile is at r more.
     uint position = push.positions.data[first_row];
     uint first = first_position(position, push.window);
@@ -267,22 +301,37 @@ void main() {
 
     uint block = first / KEYS;
     uint end = last / KEYS + 1;
-    uint page = push.table.data[pages + block * KEYS / PAGE_SIZE];
+    uint page_line = page_line_of(pages, block, kv_head, first_row - position);
     Fetched fetched;
-    fetch(push.k, (page * push.kv_heads + kv_head) * PAGE_SIZE, block, first, last, thread, fetched);
+    fetch(push.k, page_line, block, first, last, thread, fetched);
 
     for (uint i = thread; i < PAIRS * UNITS; i += THREADS) {
         uint pair = min(first_pair + i / UNITS, pairs - 1);
         uint at = ((pair / group * push.heads + kv_head * group + pair % group) * UNITS + i % UNITS) * 2;
-        uvec2 low = packed_halves(push.q.data[at] * LOG2_E);
-        uvec2 high = packed_halves(push.q.data[at + 1] * LOG2_E);
-        units[Q_AT + i / UNITS * STRIDE + i % UNITS] = uvec4(low, high);
+        uvec4 query;
+        if (FROM_ROWS) {
+            // Of the row's heads; in the order of f16 activations, as the keys are.
+            uint row_at = pair / group * push.row_units + (kv_head * group + pair % group) * UNITS + i % UNITS;
+            uvec4 halves = Words4(push.q).data[row_at];
+            float factor = push.scale * (F16_UNIT * F16_UNIT * LOG2_E);
+            query.xy = packed_halves(vec4(unpackHalf2x16(halves.x), unpackHalf2x16(halves.y)) * factor);
+            query.zw = packed_halves(vec4(unpackHalf2x16(halves.z), unpackHalf2x16(halves.w)) * factor);
+        } else {
+            query.xy = packed_halves(push.q.data[at] * LOG2_E);
+            query.zw = packed_halves(push.q.data[at + 1] * LOG2_E);
+        }
+        units[Q_AT + i / UNITS * STRIDE + i % UNITS] = query;
     }
     if (PADDED_UNITS > UNITS) {
         // Nothing else is written there until the outputs are.
         const uint END = LINES_END > QUERIES_END ? LINES_END : QUERIES_END;
         for (uint at = thread * STRIDE + UNITS; at < END; at += THREADS * STRIDE) {
-            units[at] = uvec4(0);
+            // Queries that go to registers are in the memory of keys and values, and have some of these ones too: they meet
+            // zeros of keys.
+            bool one_in_value = SUM_IN_PADDING && at >= V_AT && at < LINES_END;
+            bool one_in_query = MASK_IN_PADDING && at < QUERIES_END;
+            bool masked = MASK_IN_PADDING && at >= K_AT && at < V_AT && block * KEYS + (at - K_AT) / STRIDE > last;
+            units[at] = uvec4(one_in_value || one_in_query ? HALF_ONE : masked ? HALF_LOWEST : 0, 0, 0, 0);
         }
     }
     uint q_at = Q_AT + gl_SubgroupID / HEAD_PARTS * 16 * ROW_TILES * STRIDE + 2 * first_tile;
@@ -312,14 +361,9 @@ void main() {
     // As below, for softmax in registers.
     float fragment_reference[ROW_TILES * FRAGMENT_ROWS];
     float fragment_sum[ROW_TILES * FRAGMENT_ROWS];
-    uint fragment_first[ROW_TILES * FRAGMENT_ROWS];
-    uint fragment_last[ROW_TILES * FRAGMENT_ROWS];
     unrolled for (uint r = 0; r < ROW_TILES * FRAGMENT_ROWS; r++) {
         fragment_reference[r] = NO_SCORE;
         fragment_sum[r] = 0.0;
-        uint pair = min(own_pair + lane / FRAGMENT_ROW_THREADS + 8 * r, pairs - 1);
-        fragment_first[r] = first_position(position + pair / group - first_row, push.window);
-        fragment_last[r] = push.last_visible.data[pair / group];
     }
 #endif
     float reference_score[LANE_ROWS];
@@ -335,19 +379,16 @@ void main() {
     store_block(K_AT, thread, fetched);
     barrier();
     for (; block < end; block++) {
-        fetch(push.v, (page * push.kv_heads + kv_head) * PAGE_SIZE, block, first, last, thread, fetched);
+        fetch(push.v, page_line, block, first, last, thread, fetched);
         // Loaded early, so that the page is known when the keys of the next block are loaded.
-        uint next_page = push.table.data[pages + min(block + 1, end - 1) * KEYS / PAGE_SIZE];
+        page_line = page_line_of(pages, min(block + 1, end - 1), kv_head, first_row - position);
         uint block_first = block * KEYS;
         uint block_last = block_first + KEYS - 1;
         bool has_keys = !is_empty && block_first <= any_last && block_last >= any_first;
         bool all_in_range = block_first >= all_first && block_last <= all_last;
-#if TIER >= 2
-        MatrixA fragment_weights[SOFTMAX_IN_REGISTERS ? ROW_TILES * KEY_TILES : 1];
-#endif
+        // By matrix of pairs, matrix of keys and chain.
+        MatrixSums scores[ROW_TILES * KEY_TILES * CHAINS];
         if (has_keys) {
-            // By matrix of pairs, matrix of keys and chain.
-            MatrixSums scores[ROW_TILES * KEY_TILES * CHAINS];
             unrolled for (uint i = 0; i < ROW_TILES * KEY_TILES * CHAINS; i++) {
                 matrix_zero(scores[i]);
             }
@@ -379,57 +420,6 @@ void main() {
             if (HEAD_PARTS == 1 && !SOFTMAX_IN_REGISTERS) {
                 subgroup_shared_barrier();
             }
-#if TIER >= 2
-            if (SOFTMAX_IN_REGISTERS) {
-                float largest[ROW_TILES * FRAGMENT_ROWS];
-                unrolled for (uint r = 0; r < ROW_TILES * FRAGMENT_ROWS; r++) {
-                    largest[r] = MASKED;
-                }
-                unrolled for (uint k = 0; k < ROW_TILES * KEY_TILES; k++) {
-                    unrolled for (uint i = 0; i < FRAGMENT; i++) {
-                        uint r = k / KEY_TILES * FRAGMENT_ROWS + i / 4;
-                        float score = scores[k * CHAINS][i];
-                        if (!all_in_range) {
-                            uint key = block_first + 16 * (k % KEY_TILES) + fragment_column(i);
-                            bool in_range = clamp(key, fragment_first[r], fragment_last[r]) == key;
-                            score = in_range ? score : MASKED;
-                            scores[k * CHAINS][i] = score;
-                        }
-                        largest[r] = max(largest[r], score);
-                    }
-                }
-                float fragment_factors[ROW_TILES * FRAGMENT_ROWS];
-                bool rescales = false;
-                unrolled for (uint r = 0; r < ROW_TILES * FRAGMENT_ROWS; r++) {
-                    unrolled for (uint distance = 1; distance < FRAGMENT_ROW_THREADS; distance *= 2) {
-                        largest[r] = max(largest[r], subgroupShuffleXor(largest[r], distance));
-                    }
-                    bool row_rescales = largest[r] > fragment_reference[r] + RESCALE_MARGIN;
-                    fragment_factors[r] = row_rescales ? exp2(fragment_reference[r] - largest[r]) : 1.0;
-                    fragment_reference[r] = row_rescales ? largest[r] : fragment_reference[r];
-                    rescales = rescales || row_rescales;
-                }
-                if (subgroupAny(rescales)) {
-                    unrolled for (uint r = 0; r < ROW_TILES * FRAGMENT_ROWS; r++) {
-                        fragment_sum[r] *= fragment_factors[r];
-                    }
-                    unrolled for (uint d = 0; d < ROW_TILES * PART_TILES; d++) {
-                        unrolled for (uint i = 0; i < FRAGMENT; i++) {
-                            o[d][i] *= fragment_factors[d / PART_TILES * FRAGMENT_ROWS + i / 4];
-                        }
-                    }
-                }
-                unrolled for (uint k = 0; k < ROW_TILES * KEY_TILES; k++) {
-                    unrolled for (uint i = 0; i < FRAGMENT; i++) {
-                        uint r = k / KEY_TILES * FRAGMENT_ROWS + i / 4;
-                        float16_t weight = float16_t(exp2(scores[k * CHAINS][i] - fragment_reference[r]));
-                        fragment_weights[SOFTMAX_IN_REGISTERS ? k : 0][i] = weight;
-                        // As rounded.
-                        fragment_sum[r] += float(weight);
-                    }
-                }
-            }
-#endif
         }
         if (HEAD_PARTS > 1) {
             // All parts of the scores are visible; the keys are no longer needed.
@@ -481,7 +471,7 @@ void main() {
         // Values are visible to all, and weights to the subgroup; the keys are no longer needed.
         barrier();
         if (block + 1 < end) {
-            fetch(push.k, (next_page * push.kv_heads + kv_head) * PAGE_SIZE, block + 1, first, last, thread, fetched);
+            fetch(push.k, page_line, block + 1, first, last, thread, fetched);
         }
         if (has_keys) {
             // The memory of the scores is free: all threads have read them.
@@ -501,11 +491,72 @@ void main() {
                 }
                 matrix_scale(sum[0], factor_matrix);
             }
+#if TIER >= 2
+            if (SOFTMAX_IN_REGISTERS) {
+                if (!MASK_IN_PADDING && !all_in_range) {
+                    unrolled for (uint r = 0; r < ROW_TILES * FRAGMENT_ROWS; r++) {
+                        uint pair = min(own_pair + lane / FRAGMENT_ROW_THREADS + 8 * r, pairs - 1);
+                        uint row_first = first_position(position + pair / group - first_row, push.window);
+                        uint row_last = push.last_visible.data[pair / group];
+                        unrolled for (uint k = 0; k < KEY_TILES; k++) {
+                            unrolled for (uint i = 0; i < 4; i++) {
+                                uint key = block_first + 16 * k + fragment_column(i);
+                                bool in_range = clamp(key, row_first, row_last) == key;
+                                uint matrix = (r / FRAGMENT_ROWS * KEY_TILES + k) * CHAINS;
+                                uint e = r % FRAGMENT_ROWS * 4 + i;
+                                float score = scores[matrix][e];
+                                scores[matrix][e] = in_range ? score : MASKED;
+                            }
+                        }
+                    }
+                }
+                // Every thread looks at its own scores first: mostly none is too large, and the maximum of a row does not
+                // matter.
+                float largest[ROW_TILES * FRAGMENT_ROWS];
+                bool exceeds = false;
+                unrolled for (uint r = 0; r < ROW_TILES * FRAGMENT_ROWS; r++) {
+                    largest[r] = MASKED;
+                    unrolled for (uint i = 0; i < 4 * KEY_TILES; i++) {
+                        uint matrix = (r / FRAGMENT_ROWS * KEY_TILES + i / 4) * CHAINS;
+                        largest[r] = max(largest[r], scores[matrix][r % FRAGMENT_ROWS * 4 + i % 4]);
+                    }
+                    exceeds = exceeds || largest[r] > fragment_reference[r] + RESCALE_MARGIN;
+                }
+                if (subgroupAny(exceeds)) {
+                    unrolled for (uint r = 0; r < ROW_TILES * FRAGMENT_ROWS; r++) {
+                        unrolled for (uint distance = 1; distance < FRAGMENT_ROW_THREADS; distance *= 2) {
+                            largest[r] = max(largest[r], subgroupShuffleXor(largest[r], distance));
+                        }
+                        bool row_rescales = largest[r] > fragment_reference[r] + RESCALE_MARGIN;
+                        float factor = row_rescales ? exp2(fragment_reference[r] - largest[r]) : 1.0;
+                        fragment_reference[r] = row_rescales ? largest[r] : fragment_reference[r];
+                        fragment_sum[r] *= factor;
+                        unrolled for (uint i = 0; i < 4 * PART_TILES; i++) {
+                            o[r / FRAGMENT_ROWS * PART_TILES + i / 4][r % FRAGMENT_ROWS * 4 + i % 4] *= factor;
+                        }
+                    }
+                }
+            }
+#endif
             unrolled for (uint k = 0; k < KEY_TILES; k++) {
                 MatrixA weights[ROW_TILES];
 #if TIER >= 2
-                unrolled for (uint t = 0; t < ROW_TILES; t++) {
-                    weights[t] = fragment_weights[SOFTMAX_IN_REGISTERS ? t * KEY_TILES + k : 0];
+                // Right before they are needed, so that the next ones are computed beside the products.
+                if (SOFTMAX_IN_REGISTERS) {
+                    unrolled for (uint t = 0; t < ROW_TILES; t++) {
+                        uint matrix = (t * KEY_TILES + k) * CHAINS;
+                        unrolled for (uint i = 0; i < FRAGMENT; i += 2) {
+                            uint r = t * FRAGMENT_ROWS + i / 4;
+                            vec2 two = vec2(scores[matrix][i], scores[matrix][i + 1]) - fragment_reference[r];
+                            f16vec2 rounded = unpackFloat2x16(packHalf2x16(exp2(two)));
+                            weights[t][i] = rounded.x;
+                            weights[t][i + 1] = rounded.y;
+                            if (!SUM_IN_PADDING) {
+                                // As rounded.
+                                fragment_sum[r] += float(rounded.x) + float(rounded.y);
+                            }
+                        }
+                    }
                 }
 #endif
                 if (!SOFTMAX_IN_REGISTERS) {
@@ -527,10 +578,10 @@ void main() {
         }
         if (block + 1 < end) {
             store_block(K_AT, thread, fetched);
+            mask_keys(block + 1, last, thread);
         }
         // The next keys are visible to all; the values are no longer needed.
         barrier();
-        page = next_page;
     }
 
     if (is_empty) {
@@ -539,13 +590,20 @@ void main() {
 #if TIER >= 2
     if (SOFTMAX_IN_REGISTERS) {
         unrolled for (uint r = 0; r < ROW_TILES * FRAGMENT_ROWS; r++) {
-            unrolled for (uint distance = 1; distance < FRAGMENT_ROW_THREADS; distance *= 2) {
-                fragment_sum[r] += subgroupShuffleXor(fragment_sum[r], distance);
+            if (SUM_IN_PADDING) {
+                // Column 8 of the last matrix.
+                float sum_of_row = o[r / FRAGMENT_ROWS * PART_TILES + PART_TILES - 1][r % FRAGMENT_ROWS * 4 + 2];
+                fragment_sum[r] = subgroupShuffle(sum_of_row, lane & ~(FRAGMENT_ROW_THREADS - 1));
+            } else {
+                unrolled for (uint distance = 1; distance < FRAGMENT_ROW_THREADS; distance *= 2) {
+                    fragment_sum[r] += subgroupShuffleXor(fragment_sum[r], distance);
+                }
             }
         }
         unrolled for (uint t = 0; t < ROW_TILES; t++) {
             unrolled for (uint i = 0; i < FRAGMENT; i++) {
-                sum[t][i] = fragment_sum[t * FRAGMENT_ROWS + i / 4];
+                // Divided by once instead of by every element.
+                sum[t][i] = 1.0 / fragment_sum[t * FRAGMENT_ROWS + i / 4];
             }
         }
     }
@@ -559,7 +617,11 @@ void main() {
         uint tiles = min(OUT_TILES, PART_TILES - tile);
         unrolled for (uint i = 0; i < OUT_TILES; i++) {
             if (i < tiles) {
-                matrix_divide(o[t * PART_TILES + tile + i], sum[t]);
+                if (SOFTMAX_IN_REGISTERS) {
+                    matrix_scale(o[t * PART_TILES + tile + i], sum[t]);
+                } else {
+                    matrix_divide(o[t * PART_TILES + tile + i], sum[t]);
+                }
                 matrix_store_sums(o[t * PART_TILES + tile + i], out_at + 4 * i, OUT_STRIDE);
             }
         }
@@ -576,7 +638,13 @@ void main() {
                 uvec4 high = units[out_at + i / vec8s * OUT_STRIDE + i % vec8s * 2 + 1];
                 uint head = kv_head * group + pair % group;
                 uint at = pair / group * push.o_stride + head * HEAD_DIM + (first_tile + tile) * 16 + i % vec8s * 8;
-                if (O_F16) {
+                if (FROM_ROWS) {
+                    // Values were f16 activations, so their means are.
+                    vec4 first_four = uintBitsToFloat(low);
+                    vec4 second_four = uintBitsToFloat(high);
+                    push.o.data[at / 8] = uvec4(packHalf2x16(first_four.xy), packHalf2x16(first_four.zw),
+                                                packHalf2x16(second_four.xy), packHalf2x16(second_four.zw));
+                } else if (O_F16) {
                     push.o.data[at / 8] = uvec4(f16_activations(uintBitsToFloat(low)), f16_activations(uintBitsToFloat(high)));
                 } else {
                     push.o.data[at / 4] = low;

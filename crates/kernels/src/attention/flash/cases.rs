@@ -4,7 +4,7 @@ use gpu::{Caps, Device, Result};
 use half::f16;
 use tensor::{KvScheme, QUAD};
 
-use super::{FlashAttention, Output as Kind, policy, policy::Plan, policy::Shape, reference};
+use super::{FlashAttention, Output as Kind, RowOperands, policy, policy::Plan, policy::Shape, reference};
 use crate::{
     F16_UNIT, Vectors,
     attention::{
@@ -15,7 +15,7 @@ use crate::{
             reference as exact,
         },
     },
-    case::{Case, Comparison, Output, POISON, TIMEOUT, arena},
+    case::{Case, Comparison, Output, POISON, Random, TIMEOUT, arena},
     f16_at,
     matmul::coopmat::{self, policy::Fragments, policy::likely_fragments},
     vectors::VectorData,
@@ -149,7 +149,117 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
             }));
         }
     }
+    for (shape, lengths) in row_shapes() {
+        let mut plans: Vec<Plan> = vec![];
+        for fragments in likely_fragments(caps) {
+            let new = policy::plans(caps, fragments, &shape).into_iter().filter(|plan| !plans.contains(plan));
+            plans.extend(new.collect::<Vec<_>>());
+        }
+        for plan in plans {
+            let name = format!(
+                "rows of {lengths:?}, {}/{} × {}, {} pairs × {} keys{}{}",
+                shape.heads,
+                shape.kv_heads,
+                shape.head_dim,
+                plan.pairs(),
+                plan.keys,
+                if plan.queries_in_registers { ", queries in registers" } else { "" },
+                if plan.softmax_in_registers { ", softmax in registers" } else { "" },
+            );
+            list.push(Case::new(name, plan.tier, move |device| {
+                let known =
+                    !plan.softmax_in_registers || coopmat::fragments(device)? == Fragments::FourThreadsPerRow;
+                let other = policy::plan(device.caps(), Fragments::Other, &shape).filter(|_| !known);
+                run_rows(device, shape, lengths, other.unwrap_or(plan))
+            }));
+        }
+    }
     list
+}
+
+/// Images as rows of queries, keys and values: chunks that end within a block, at its end, and after one row; heads with
+/// padding and without.
+pub(super) fn row_shapes() -> [(Shape, &'static [u32]); 3] {
+    let patch = Shape { heads: 2, kv_heads: 2, head_dim: 72, ..GEMMA };
+    [
+        (patch, &[19, 70, 1, 128]),
+        (Shape { head_dim: 64, ..patch }, &[47, 64, 130]),
+        (Shape { heads: 4, head_dim: 40, ..patch }, &[33, 65]),
+    ]
+}
+
+/// Attention of rows in chunks of these lengths, then inactive rows.
+pub(super) fn run_rows(device: &Device, shape: Shape, lengths: &[u32], plan: Plan) -> Result<Comparison> {
+    const INACTIVE: usize = 5;
+    let [heads, kv_heads, d] = [shape.heads, shape.kv_heads, shape.head_dim].map(|count| count as usize);
+    let rows = lengths.iter().sum::<u32>() as usize;
+    let columns = rows + INACTIVE;
+    let (k, o_k) = ((heads + 2 * kv_heads) * d, heads * d);
+    let (stride, o_stride) = (k.next_multiple_of(QUAD), o_k.next_multiple_of(QUAD));
+    let scale = (d as f32).sqrt().recip();
+    let mut random = Random::new((k * 31 + rows) as u64);
+    // Values up to 4, so that scores are large.
+    let qkv: Vec<u16> =
+        (0..columns * stride).map(|_| f16::from_f32(random.signed() * 4.0 / F16_UNIT).to_bits()).collect();
+    let value_at =
+        |row: usize, at: usize| f16::from_bits(qkv[row * stride + f16_at(at)]).to_f64() * f64::from(F16_UNIT);
+    let ends: Vec<u32> = lengths
+        .iter()
+        .scan(0, |end, length| {
+            *end += length;
+            Some(*end)
+        })
+        .collect();
+    let positions: Vec<u32> = lengths.iter().flat_map(|length| 0..*length).chain([0; INACTIVE]).collect();
+    let last: Vec<u32> = lengths.iter().flat_map(|length| (0..*length).map(move |_| length - 1)).collect();
+    let last: Vec<u32> = last.into_iter().chain([0; INACTIVE]).collect();
+
+    let mut arena = arena(device);
+    let output = Output::new(&mut arena, columns * o_stride / 2)?.buffer;
+    let o = Vectors { k: o_k, columns, data: VectorData::F16(output) };
+    let operands = RowOperands {
+        qkv: &Vectors { k, columns, data: VectorData::F16(arena.buffer_from("qkv", &qkv)?) },
+        scale,
+        positions: arena.buffer_from("positions", &positions)?.view(),
+        last_visible: arena.buffer_from("last_visible", &last)?.view(),
+        active: arena.buffer_from("active", &[0, rows as u32])?.view(),
+        chunk_ends: arena.buffer_from("chunk_ends", &ends)?.view(),
+        o: &o,
+    };
+    let kernel = FlashAttention::for_rows(device, shape, plan)?;
+    let mut recorder = device.recorder()?;
+    kernel.record_rows(&mut recorder, "attention_flash", columns as u32, &operands)?;
+    recorder.seal()?.run(TIMEOUT)?;
+
+    let mut comparison = Comparison::default();
+    let VectorData::F16(buffer) = o.data else { unreachable!("created above") };
+    let got = Output::from_buffer(buffer, columns * o_stride / 2).read(&mut comparison)?;
+    let mut first = 0;
+    for end in ends.into_iter().map(|end| end as usize) {
+        for (row, head) in (first..end).flat_map(|row| (0..heads).map(move |head| (row, head))) {
+            let line = |row: usize, head: usize| (0..d).map(move |i| (row, head * d + i));
+            let line = |row, head| line(row, head).map(|(row, at)| value_at(row, at)).collect::<Vec<f64>>();
+            let q: Vec<f32> = line(row, head).into_iter().map(|q| q as f32 * scale).collect();
+            let kv_head = heads + head / (heads / kv_heads);
+            let keys: Vec<_> = (first..end).map(|row| line(row, kv_head)).collect();
+            let values: Vec<_> = (first..end).map(|row| line(row, kv_head + kv_heads)).collect();
+            let (want, magnitude) = exact::attention(&reference::query(&q), &keys, &values);
+            let largest = values.iter().flatten().fold(0.0_f64, |largest, value| largest.max(value.abs()));
+            // A query may be rounded to the other neighbour: its factors are applied in another order.
+            let allowed = largest * (ROUNDING + (SCORE_ROUNDING + 1.0 / (1024.0 * d as f64)) * magnitude);
+            for (j, want) in want.into_iter().enumerate() {
+                let got = value(&got, Kind::F16, row * o_stride, head * d + j);
+                comparison.close(|| format!("value {j} of head {head}, row {row}"), got, want, allowed);
+            }
+        }
+        first = end;
+    }
+    for (i, word) in got.iter().enumerate() {
+        if i >= rows * o_stride / 2 || i % (o_stride / 2) >= o_k / 2 {
+            comparison.equal(|| format!("word {i}, outside the active rows"), word, &POISON);
+        }
+    }
+    Ok(comparison)
 }
 
 fn name(step: &Step, kind: Kind, plan: &Plan) -> String {

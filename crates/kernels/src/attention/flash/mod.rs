@@ -8,10 +8,11 @@ pub mod reference;
 #[cfg(test)]
 mod tests;
 
-use gpu::{Address, Device, Error, Pipeline, Recorder, Result};
+use gpu::{Address, Device, Error, Pipeline, Recorder, Result, View};
+use tensor::KvScheme;
 
 use crate::{
-    Activations, Kernel, attention::paged::Operands, matmul::coopmat, shaders::attention_flash,
+    Activations, Kernel, Vectors, attention::paged::Operands, matmul::coopmat, shaders::attention_flash,
     variant::Variant, vectors::VectorData,
 };
 use policy::{Plan, Shape};
@@ -33,7 +34,27 @@ pub struct FlashAttention {
     shape: Shape,
     plan: Plan,
     output: Output,
+    /// For [`record_rows`](Self::record_rows).
+    from_rows: bool,
     pipeline: Pipeline,
+}
+
+/// The buffers of [`FlashAttention::record_rows`].
+pub struct RowOperands<'a> {
+    /// Rows of query heads, key heads and value heads, f16.
+    pub qkv: &'a Vectors,
+    /// Factor of the scores.
+    pub scale: f32,
+    /// u32 per row: its index in its chunk.
+    pub positions: View,
+    /// u32 per row: the index of the last row of its chunk.
+    pub last_visible: View,
+    /// Two u32: the first active row, and the end of the active rows.
+    pub active: View,
+    /// One u32 per chunk: its end row.
+    pub chunk_ends: View,
+    /// The output, f16: heads · head_dim values per row.
+    pub o: &'a Vectors,
 }
 
 /// Output formats of the kernel.
@@ -64,12 +85,25 @@ impl FlashAttention {
 
     /// The same with a given plan.
     pub fn with_plan(device: &Device, shape: Shape, output: Output, plan: Plan) -> Result<Self> {
+        Self::create(device, shape, output, plan, false)
+    }
+
+    /// For [`record_rows`](Self::record_rows), to f16.
+    pub fn for_rows(device: &Device, shape: Shape, plan: Plan) -> Result<Self> {
+        if shape.scheme != KvScheme::F16 || shape.window != 0 || plan.independent_rows {
+            let reason = "rows of queries, keys and values are f16, in chunks, and have no window".into();
+            return Err(Error::InvalidUse { what: "attention_flash".into(), reason });
+        }
+        Self::create(device, shape, Output::F16, plan, true)
+    }
+
+    fn create(device: &Device, shape: Shape, output: Output, plan: Plan, from_rows: bool) -> Result<Self> {
         shape.check()?;
         if let Err(reason) = plan.check(&shape) {
             return Err(Error::InvalidUse { what: "attention_flash".into(), reason });
         }
-        let pipeline = variant(&shape, output, plan).pipeline(device)?;
-        Ok(Self { shape, plan, output, pipeline })
+        let pipeline = variant(&shape, output, plan, from_rows).pipeline(device)?;
+        Ok(Self { shape, plan, output, from_rows, pipeline })
     }
 
     /// Records the kernel for up to `rows` rows; `active` selects them. Rows belong to one or a few
@@ -82,6 +116,10 @@ impl FlashAttention {
         operands: &Operands<'_>,
     ) -> Result<()> {
         let shape = &self.shape;
+        if self.from_rows {
+            let reason = "the kernel was created for rows of queries, keys and values".into();
+            return Err(Error::InvalidUse { what: name.to_string(), reason });
+        }
         let o = self.check(name, rows, operands)?;
         let push = attention_flash::Push {
             q: operands.q.clone().into(),
@@ -100,12 +138,75 @@ impl FlashAttention {
             table_stride: operands.table.stride,
             window: shape.window,
             chunks: operands.chunks(),
+            row_units: 0,
+            scale: 1.0,
         };
         let tiles = match self.plan.independent_rows {
             true => rows,
             false => operands.tiles(rows * (shape.heads / shape.kv_heads), self.plan.pairs()),
         };
         recorder.dispatch(name, &self.pipeline, [shape.kv_heads, tiles, 1], &push)
+    }
+
+    /// Records attention of each row with all rows of its chunk. Queries, keys and values are the rows of one product, and
+    /// were never in a cache.
+    pub fn record_rows(
+        &self,
+        recorder: &mut Recorder,
+        name: &str,
+        rows: u32,
+        operands: &RowOperands<'_>,
+    ) -> Result<()> {
+        let wrong = |reason: String| Err(Error::InvalidUse { what: name.to_string(), reason });
+        let Shape { heads, kv_heads, head_dim, .. } = self.shape;
+        let RowOperands { qkv, scale, positions, last_visible, active, chunk_ends, o } = operands;
+        if !self.from_rows {
+            return wrong("the kernel was created for keys and values in pages".into());
+        }
+        let (VectorData::F16(values), VectorData::F16(output)) = (&qkv.data, &o.data) else {
+            return wrong(format!("rows are {} and the output {}: both must be f16", qkv.kind(), o.kind()));
+        };
+        let widths = [(heads + 2 * kv_heads) * head_dim, heads * head_dim].map(|width| width as usize);
+        let columns = rows as usize;
+        if [qkv.k, o.k] != widths || qkv.columns < columns || o.columns < columns {
+            return wrong(format!(
+                "{} rows of {} values, {} of {} in the output: {columns} of {} and {} are needed",
+                qkv.columns, qkv.k, o.columns, o.k, widths[0], widths[1]
+            ));
+        }
+        let lengths =
+            [("positions", positions, rows), ("last_visible", last_visible, rows), ("active", active, 2)];
+        for (what, view, words) in lengths.into_iter().chain([("chunk_ends", chunk_ends, 1)]) {
+            if view.len() < u64::from(words) * 4 {
+                return wrong(format!("{what} has {} bytes, but needs {}", view.len(), words * 4));
+            }
+        }
+        let (k, v) = (u64::from(heads * head_dim) * 2, u64::from((heads + kv_heads) * head_dim) * 2);
+        let chunks = (chunk_ends.len() / 4) as u32;
+        let push = attention_flash::Push {
+            q: values.into(),
+            k: values.slice(k..values.len())?.into(),
+            v: values.slice(v..values.len())?.into(),
+            positions: positions.clone().into(),
+            last_visible: last_visible.clone().into(),
+            slots: Address::NONE,
+            table: Address::NONE,
+            active_rows: active.clone().into(),
+            chunk_ends: chunk_ends.clone().into(),
+            o: output.into(),
+            heads,
+            kv_heads,
+            o_stride: o.stride() as u32,
+            table_stride: 0,
+            window: 0,
+            chunks,
+            row_units: (qkv.stride() / 8) as u32,
+            scale: *scale,
+        };
+        // The last tile of each chunk may be partly filled.
+        let pairs = rows * (heads / kv_heads);
+        let tiles = (pairs.div_ceil(self.plan.pairs()) + chunks.min(pairs)).saturating_sub(1);
+        recorder.dispatch(name, &self.pipeline, [kv_heads, tiles, 1], &push)
     }
 
     /// The address of the output, if all operands are consistent.
@@ -127,7 +228,7 @@ impl FlashAttention {
     }
 }
 
-fn variant(shape: &Shape, output: Output, plan: Plan) -> Variant {
+fn variant(shape: &Shape, output: Output, plan: Plan, from_rows: bool) -> Variant {
     let constants = attention_flash::Constants {
         threads: plan.threads(),
         lanes: plan.lanes,
@@ -142,13 +243,15 @@ fn variant(shape: &Shape, output: Output, plan: Plan) -> Variant {
         head_parts: plan.head_parts,
         softmax_in_registers: plan.softmax_in_registers,
         row_tiles: plan.row_tiles,
+        from_rows,
     };
     let label = format!(
-        "{} pairs × {} keys{}{}, heads of {} {}, queries in {}, to {}",
+        "{} pairs × {} keys{}{}{}, heads of {} {}, queries in {}, to {}",
         plan.pairs(),
         plan.keys,
         if plan.independent_rows { ", independent rows" } else { "" },
         if plan.softmax_in_registers { ", softmax in registers" } else { "" },
+        if from_rows { ", from rows" } else { "" },
         shape.head_dim,
         shape.scheme,
         if plan.queries_in_registers { "registers" } else { "shared memory" },

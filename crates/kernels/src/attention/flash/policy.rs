@@ -264,10 +264,13 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
                 if (heads, head_dim) == (12, 64) { &[Output::F16, Output::F32][..] } else { &[Output::F16] };
             for plan in plans.flat_map(|plan| [plan, plan.with_independent_rows(&shape)]) {
                 for output in outputs {
-                    let new = variant(&shape, *output, plan);
+                    let new = variant(&shape, *output, plan, false);
                     if !list.iter().any(|known| known.same_code(&new)) {
                         list.push(new);
                     }
+                }
+                if (heads, head_dim, scheme) == (16, 72, KvScheme::F16) && !plan.independent_rows {
+                    list.push(variant(&shape, Output::F16, plan, true));
                 }
             }
         }

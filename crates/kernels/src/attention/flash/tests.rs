@@ -45,6 +45,18 @@ fn all_steps_on_the_cpu_driver() {
     device.assert_no_messages();
 }
 
+/// Queries, keys and values as rows.
+#[test]
+fn rows_on_the_cpu_driver() {
+    let Some(device) = testkit::cpu_device() else { return };
+    for (shape, lengths) in cases::row_shapes() {
+        let plan = policy::emulated(device.caps(), &shape).expect("a plan for every shape");
+        let comparison = cases::run_rows(&device, shape, lengths, plan).unwrap();
+        assert!(comparison.passed(), "{shape:?}: {:?}", comparison.first_mismatch);
+    }
+    device.assert_no_messages();
+}
+
 /// Plans of devices with more or less shared memory: other blocks, other tiles.
 #[test]
 fn plans_of_other_devices_match_the_reference() {

@@ -4,11 +4,15 @@ use gpu::{Arena, Caps, Device, Recorder, Result, View};
 use half::{bf16, f16};
 use tensor::{GROUP, Layout, QUAD, Scheme};
 
-use super::{Epilogue, OutputFormat, Target, reference};
+use super::{
+    Epilogue, OutputFormat, Target,
+    reference::{self, Value},
+};
 use crate::{
     Activations, F16_UNIT, HALF_GROUP, Matrix, Vectors,
     case::{Comparison, Output, POISON, Random, TIMEOUT, arena},
     f16_at, int16_scale_at,
+    matmul::coopmat::policy::Bias,
     vectors::VectorData,
 };
 
@@ -28,6 +32,8 @@ pub(crate) struct Trial {
     pub after: usize,
     /// Split-K partial sums per output column, f32, consecutive.
     pub partials: usize,
+    /// What is added to every column: [`Trial::bias_of`] each row.
+    pub bias: Bias,
 }
 
 impl Trial {
@@ -35,7 +41,18 @@ impl Trial {
     pub fn plain(weights: Layout, columns: usize) -> Self {
         let (epilogue, active) = (Epilogue::None, columns);
         let (activations, output) = (Activations::F32, Activations::F32);
-        Self { weights, columns, activations, epilogue, output, active, before: 0, after: 0, partials: 1 }
+        Self {
+            weights,
+            columns,
+            activations,
+            epilogue,
+            output,
+            active,
+            before: 0,
+            after: 0,
+            partials: 1,
+            bias: Bias::None,
+        }
     }
 
     /// A short description.
@@ -45,6 +62,11 @@ impl Trial {
         if self.epilogue != Epilogue::None {
             name += &format!(", {}", self.epilogue);
         }
+        name += match self.bias {
+            Bias::None => "",
+            Bias::Add => ", bias",
+            Bias::AddGelu => ", bias and GELU",
+        };
         if self.output != Activations::F32 {
             name += &format!(", to {}", self.output);
         }
@@ -179,7 +201,23 @@ impl Trial {
     /// The active columns of y, and their allowed error: matrix units get weights rounded to f16.
     fn expected(&self, weights: &reference::Weights, columns: &[Vec<f64>]) -> Vec<Vec<reference::Value>> {
         let error = if self.activations == Activations::F16 { F16_ERROR } else { 0.0 };
-        reference::products(weights, &columns[..self.active], self.epilogue, error)
+        let mut all = reference::products(weights, &columns[..self.active], self.epilogue, error);
+        for column in &mut all {
+            for (row, value) in column.iter_mut().enumerate().filter(|_| self.bias != Bias::None) {
+                let bias = f64::from(Self::bias_of(row));
+                *value = Value { value: value.value + bias, allowed: value.allowed + bias.abs() * 1e-6 };
+                if self.bias == Bias::AddGelu {
+                    *value =
+                        reference::gated_value(Epilogue::Geglu, *value, Value { value: 1.0, allowed: 0.0 });
+                }
+            }
+        }
+        all
+    }
+
+    /// The bias of a row, from −2 to 2.
+    pub fn bias_of(row: usize) -> f32 {
+        (row * 37 % 101) as f32 / 25.0 - 2.0
     }
 }
 

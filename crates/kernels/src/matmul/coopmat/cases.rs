@@ -6,7 +6,7 @@ use tensor::{Layout, QUAD, Scheme};
 
 use super::{
     COUNTER_BYTES, Coopmat, Operands, policy,
-    policy::{Fragments, Plan, Shape, SplitK},
+    policy::{Bias, Fragments, Plan, Shape, SplitK},
 };
 use crate::{
     Activations, Epilogue, Matrix, Target, Vectors,
@@ -40,7 +40,21 @@ pub(super) fn trials(scheme: Scheme) -> Vec<Trial> {
     for (columns, active) in [(17, 7), (70, 5), (33, 0)] {
         list.push(Trial { active, before: 16, after: 12, ..plain(scheme, (48, 64, columns)) });
     }
+    if scheme == Scheme::F16 {
+        list.extend(biased());
+    }
     list
+}
+
+/// Products with a bias: fewer rows than a tile, and more; within a wider output.
+fn biased() -> [Trial; 3] {
+    let trial = plain(Scheme::F16, (140, 416, 17));
+    let wide = Trial { before: 16, after: 12, ..plain(Scheme::F16, (272, 1152, 150)) };
+    [
+        Trial { bias: Bias::Add, ..trial },
+        Trial { bias: Bias::AddGelu, output: Activations::F16, ..trial },
+        Trial { bias: Bias::Add, output: Activations::F16, ..wide },
+    ]
 }
 
 pub(super) fn cases(caps: &Caps) -> Vec<Case> {
@@ -111,6 +125,16 @@ pub(super) fn tested_plans(caps: &Caps, fragments: Fragments) -> Vec<(Trial, Pla
         );
         list.extend(with_plan(trial).map(|(trial, plan)| (trial, Plan { splits: 3, unsplit: 1, ..plan })));
     }
+    // A bias after a split; and the tiles of image encoders.
+    let biased =
+        Trial { bias: Bias::AddGelu, output: Activations::F16, ..plain(Scheme::F16, (272, 1152, 150)) };
+    list.extend(with_plan(biased).map(|(trial, plan)| (trial, Plan { splits: 3, unsplit: 1, ..plan })));
+    for (rows, k) in [(1152, 1152), (3456, 1152)] {
+        let shape =
+            Shape { weights: Layout { scheme: Scheme::F16, rows, k }, columns: 16384, ..shape(&biased) };
+        let tile = policy::partly_active_plan(caps, fragments, &shape, 4096);
+        list.extend(tile.map(|plan| (biased, Plan { splits: 1, unsplit: 0, ..plan })));
+    }
     // Every tile and split that may be chosen, on a product with every kind of edge.
     for (scheme, splits) in [(Scheme::Int8, 1), (Scheme::Int4, 3)] {
         let trial = Trial { epilogue: Epilogue::Geglu, ..plain(scheme, (288, 1440, 150)) };
@@ -159,9 +183,9 @@ pub(super) fn supported_plan(caps: &Caps, fragments: Fragments, trial: &Trial, p
 }
 
 pub(super) fn shape(trial: &Trial) -> Shape {
-    let Trial { weights, columns, epilogue, output, .. } = *trial;
+    let Trial { weights, columns, epilogue, output, bias, .. } = *trial;
     let split_k = if trial.partials > 1 { SplitK::Partial } else { SplitK::Reduced };
-    Shape { weights, columns, epilogue, output, split_k }
+    Shape { weights, columns, epilogue, output, split_k, bias }
 }
 
 /// Runs one trial with one plan, with weights divided into blocks as `caps` requires.
@@ -176,9 +200,12 @@ pub(super) fn run(device: &Device, trial: Trial, plan: Plan, caps: &Caps) -> Res
             Some(scratch)
         }
     };
+    let values: Vec<f32> = (0..trial.weights.rows).map(Trial::bias_of).collect();
+    let values = arena.buffer_from("bias", &values)?;
+    let bias = (trial.bias != Bias::None).then(|| values.view());
     trial.run(device, caps, |recorder, w, x, target, active| {
         let scratch = scratch.as_ref().map(gpu::Buffer::view);
-        kernel.record(recorder, "coopmat", &Operands { w, x, target, active: active.clone(), scratch })
+        kernel.record(recorder, "coopmat", &Operands { w, x, target, active: active.clone(), scratch, bias })
     })
 }
 
@@ -186,7 +213,7 @@ pub(super) fn run(device: &Device, trial: Trial, plan: Plan, caps: &Caps) -> Res
 pub(super) fn expert_shape(trial: &ExpertTrial) -> Shape {
     let ExpertTrial { weights, epilogue, output, experts, x_columns, .. } = *trial;
     let columns = (x_columns * experts.per_x).div_ceil(experts.count);
-    Shape { weights, columns, epilogue, output, split_k: SplitK::Reduced }
+    Shape { weights, columns, epilogue, output, split_k: SplitK::Reduced, bias: Bias::None }
 }
 
 /// Runs a product over experts with one plan.
@@ -212,7 +239,14 @@ fn same_bits(device: &Device, epilogue: Epilogue) -> Result<Comparison> {
     let mut comparison = Comparison::default();
     let mut all: Vec<u32> = vec![];
     for columns in [max_columns, 128, 72, 64, 40, 33, 17, 3, 1] {
-        let shape = Shape { weights, columns, epilogue, output: Activations::F32, split_k: SplitK::Reduced };
+        let shape = Shape {
+            weights,
+            columns,
+            epilogue,
+            output: Activations::F32,
+            split_k: SplitK::Reduced,
+            bias: Bias::None,
+        };
         let plan = policy::reproducible(device.caps(), super::fragments(device)?, &shape).expect("few tiles");
         let kernel = Coopmat::with_plan(device, shape, plan)?;
         let scratch = arena.buffer_from("scratch", &vec![0_u32; kernel.scratch_bytes() as usize / 4 + 1])?;
@@ -223,7 +257,8 @@ fn same_bits(device: &Device, epilogue: Epilogue) -> Result<Comparison> {
         let active = arena.buffer_from("active", &[columns as u32])?.view();
         let mut recorder = device.recorder()?;
         let target = Target::contiguous(&y, n);
-        let operands = Operands { w: &w, x: &x, target: &target, active, scratch: Some(scratch.view()) };
+        let operands =
+            Operands { w: &w, x: &x, target: &target, active, scratch: Some(scratch.view()), bias: None };
         kernel.record(&mut recorder, "coopmat", &operands)?;
         recorder.seal()?.run(TIMEOUT)?;
         let y: Vec<u32> = y.read_vec()?;

@@ -130,7 +130,12 @@ void make_operands(uint k_step) {
         [[unroll]] for (uint j = 0; j < OPERANDS; j++) {
             uvec2 above;
             uvec2 below;
-            if (IS_FLOAT) {
+            if (SCHEME == F16) {
+                // As `converted`; a multiplication by a power of two is exact.
+                uvec4 both = words[(slot * ROW_TILES + i) * LOADS + j % LOADS];
+                above = converted_halves(both.xy);
+                below = converted_halves(both.zw);
+            } else if (IS_FLOAT) {
                 uvec4 both = words[(slot * ROW_TILES + i) * LOADS + j % LOADS];
                 above = converted(vec4(halves_to_floats(both.x), halves_to_floats(both.y)));
                 below = converted(vec4(halves_to_floats(both.z), halves_to_floats(both.w)));

@@ -90,6 +90,15 @@ bool reduce(uint tile, uint split) {
 }
 #endif
 
+const uint BIAS_GELU = 2;
+
+// GELU by tanh, as `gated` computes it.
+float gelu(float x) {
+    precise float z = 1.5957691216 * (x + 0.044715 * x * x * x);
+    precise float value = x * sigmoid(z);
+    return value;
+}
+
 void write(uint split_first, uint column, uint row, vec4 four) {
     uint at = (split_first + column * push.y_stride + push.y_first + row) / 4;
     if (F16_OUTPUT) {
@@ -127,6 +136,13 @@ void finish(Tile tile) {
                         vec4 up = uintBitsToFloat(units[at + SQUARE]);
                         [[unroll]] for (uint e = 0; e < 4; e++) {
                             values[e] = gated(values[e], up[e]);
+                        }
+                    }
+                    if (BIAS != 0) {
+                        // Past the end, the last four are loaded again and not used.
+                        values += push.bias.data[min(row + four * 4, push.rows - 4) / 4];
+                        [[unroll]] for (uint e = 0; e < 4; e++) {
+                            values[e] = BIAS == BIAS_GELU ? gelu(values[e]) : values[e];
                         }
                     }
                     bool is_inside = 2 * COOPMAT_COLUMNS >= LANES || half_column < 2 * COOPMAT_COLUMNS;

@@ -24,7 +24,7 @@ use crate::{
     variant::Variant,
     vectors::VectorData,
 };
-use policy::{Fragments, Plan, SUBGROUP, Shape, SplitK};
+use policy::{Bias, Fragments, Plan, SUBGROUP, Shape, SplitK};
 
 /// Registration for the self-test and the compile checks.
 pub static KERNEL: Kernel = Kernel {
@@ -55,6 +55,8 @@ pub struct Operands<'a> {
     /// At least [`Coopmat::scratch_bytes`], unless that is 0. Its first [`COUNTER_BYTES`] must be zero before
     /// the first use; every call leaves them zero.
     pub scratch: Option<View>,
+    /// One f32 per row of the matrix, for a shape with [`Bias`].
+    pub bias: Option<View>,
 }
 
 /// Queries which elements of a fragment a thread holds; [`Fragments::Other`] without cooperative matrices. The answer is
@@ -117,6 +119,12 @@ impl Coopmat {
 
     fn create(device: &Device, shape: Shape, plan: Plan, experts: Option<ExpertColumns>) -> Result<Self> {
         shape.epilogue.check("coopmat", &shape.weights)?;
+        if shape.bias != Bias::None
+            && (shape.epilogue != Epilogue::None || shape.split_k == SplitK::Partial || experts.is_some())
+        {
+            let reason = "a bias takes a product without an epilogue, partial sums or experts".into();
+            return Err(Error::InvalidUse { what: "coopmat".into(), reason });
+        }
         let tiles = plan.tile.count(shape.weights.rows, shape.columns).saturating_sub(plan.unsplit);
         if plan.splits > 1 && shape.split_k == SplitK::Reduced && tiles > policy::MAX_SPLIT_TILES {
             let max = policy::MAX_SPLIT_TILES;
@@ -133,8 +141,8 @@ impl Coopmat {
 
     /// Records Y = W · X.
     pub fn record(&self, recorder: &mut Recorder, name: &str, operands: &Operands<'_>) -> Result<()> {
-        let Shape { weights, columns, epilogue, output, split_k } = self.shape;
-        let Operands { w, x, target, active, scratch } = operands;
+        let Shape { weights, columns, epilogue, output, split_k, bias: kind } = self.shape;
+        let Operands { w, x, target, active, scratch, bias } = operands;
         let wrong = |reason: String| Err(Error::InvalidUse { what: name.to_string(), reason });
         if self.experts.is_some() {
             return wrong("the kernel was created for a product over experts".into());
@@ -172,6 +180,11 @@ impl Coopmat {
                 ));
             }
         }
+        let bias_bytes = if kind == Bias::None { 0 } else { weights.rows as u64 * 4 };
+        if bias.as_ref().map_or(0, View::len) != bias_bytes {
+            return wrong(format!("the bias must be {bias_bytes} bytes"));
+        }
+        let mut bias_at = 0;
         let (counters, partials) = match (scratch, self.scratch_bytes()) {
             (_, 0) => (Address::NONE, Address::NONE),
             (Some(scratch), bytes) if scratch.len() >= bytes => {
@@ -188,6 +201,11 @@ impl Coopmat {
             let (y, y_first) = target.for_block(name, block, epilogue, columns)?;
             let tiles = self.plan.tile.count(block.layout.rows, columns);
             let unsplit = self.plan.unsplit.min(tiles);
+            let block_bias = match bias {
+                Some(bias) => bias.slice(bias_at..bias_at + block.layout.rows as u64 * 4)?.into(),
+                None => Address::NONE,
+            };
+            bias_at += block.layout.rows as u64 * 4;
             let groups = unsplit + (tiles - unsplit) * self.plan.splits;
             self.dispatch(
                 recorder,
@@ -210,6 +228,7 @@ impl Coopmat {
                     unsplit,
                     group_experts: Address::NONE,
                     group_pairs: Address::NONE,
+                    bias: block_bias,
                 },
             )?;
         }
@@ -262,6 +281,7 @@ impl Coopmat {
                 unsplit: 0,
                 group_experts: groups.experts.clone().into(),
                 group_pairs: groups.pairs.clone().into(),
+                bias: Address::NONE,
             },
         )
     }
@@ -294,6 +314,7 @@ impl Coopmat {
             unsplit: push.unsplit,
             group_experts: push.group_experts,
             group_pairs: push.group_pairs,
+            bias: push.bias,
         };
         recorder.dispatch(name, &self.pipeline, [groups, 1, 1], &push)
     }
@@ -312,6 +333,11 @@ fn variant(shape: &Shape, plan: &Plan, experts: Option<ExpertColumns>) -> Varian
     if epilogue != Epilogue::None {
         label += &format!(", {epilogue}");
     }
+    label += match shape.bias {
+        Bias::None => "",
+        Bias::Add => ", bias",
+        Bias::AddGelu => ", bias and GELU",
+    };
     if output == Activations::F16 {
         label += ", to f16";
     }
@@ -335,6 +361,7 @@ fn variant(shape: &Shape, plan: &Plan, experts: Option<ExpertColumns>) -> Varian
                 partial_output: split_k == SplitK::Partial,
                 coopmat_columns: tile.coopmat_columns(),
                 pairs_per_x: experts.map_or(0, |experts| experts.per_x as u32),
+                bias: shape.bias as u32,
             };
             Variant::new(label, $shader::TIERS, plan.tier, &constants, plan.subgroup())
         }};

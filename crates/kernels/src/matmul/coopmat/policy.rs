@@ -23,6 +23,20 @@ pub struct Shape {
     pub output: Activations,
     /// What happens to the partial sums where K is split.
     pub split_k: SplitK,
+    /// What is added to every column.
+    pub bias: Bias,
+}
+
+/// What a product adds to every column, instead of an epilogue that combines rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Bias {
+    /// Nothing.
+    #[default]
+    None,
+    /// One value per row of the matrix.
+    Add,
+    /// The same, then GELU by tanh.
+    AddGelu,
 }
 
 /// What happens to the partial sums of a product whose K is split among workgroups.
@@ -215,6 +229,30 @@ pub fn reproducible(caps: &Caps, fragments: Fragments, shape: &Shape) -> Option<
     })
 }
 
+/// The plan for a shape of which often only the first `active` columns are active: image encoders are recorded for several
+/// images, and mostly encode one. K is not split, since the columns that are active would not fill the splits.
+pub fn partly_active_plan(caps: &Caps, fragments: Fragments, shape: &Shape, active: usize) -> Option<Plan> {
+    let plan = plan(caps, fragments, shape)?;
+    let Layout { scheme, rows, k } = shape.weights;
+    let halves = matches!(scheme, Scheme::F16 | Scheme::Bf16) && shape.epilogue == Epilogue::None;
+    if !plan.direct || !halves || active < 1024 {
+        return Some(plan);
+    }
+    let round = |tile: &Tile| compute_units(caps) * tile.resident_workgroups();
+    let fits = |tile: &Tile| tile.count(rows, active) <= round(tile);
+    let tile = if fits(&WIDE_DIRECT) && !fits(&LARGE_DIRECT) {
+        // One round of workgroups instead of two.
+        WIDE_DIRECT
+    } else if k < SHORT_K && rows < 4 * k {
+        // One of two workgroups multiplies while the other writes.
+        LARGE_DIRECT
+    } else {
+        return Some(plan);
+    };
+    let tuned = Plan { tile, prefetch_depth: 2, splits: 1, unsplit: 0, ..plan };
+    Some(if tuned.shared_bytes() <= caps.max_shared_bytes { tuned } else { plan })
+}
+
 /// The plan for a product over experts, not split: `shape` is that of one expert, with about as many columns as an expert
 /// has.
 pub fn expert_plan(caps: &Caps, fragments: Fragments, shape: &Shape) -> Option<Plan> {
@@ -267,6 +305,12 @@ const TILES: [Tile; 4] = [
 /// workgroup hardly matter.
 const LARGE_DIRECT: Tile = Tile::new(128, 128, 32, 128);
 const LARGEST_DIRECT: Tile = Tile::new(256, 128, 32, 128);
+
+/// As wide as registers allow: an image encoder's products with few rows.
+const WIDE_DIRECT: Tile = Tile::new(128, 144, 32, 144);
+
+/// K of products whose workgroups take nearly as long to start and to write as to multiply.
+const SHORT_K: usize = 2048;
 
 /// More tiles of the direct variant, for column counts between powers of two: throughput would drop above 32
 /// and 64 columns otherwise.
@@ -494,7 +538,14 @@ pub(super) fn model_shapes() -> Vec<Shape> {
         let sums = |split_k| {
             move |(rows, k): (usize, usize)| {
                 let weights = Layout { scheme, rows, k };
-                Shape { weights, columns, epilogue: Epilogue::None, output: Activations::F32, split_k }
+                Shape {
+                    weights,
+                    columns,
+                    epilogue: Epilogue::None,
+                    output: Activations::F32,
+                    split_k,
+                    bias: Bias::None,
+                }
             }
         };
         let gated = |shape| Shape { epilogue: Epilogue::Geglu, output: Activations::F16, ..shape };
@@ -526,7 +577,8 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
                     false => (Epilogue::None, Activations::F32),
                 };
                 let split_k = if gated { SplitK::Reduced } else { SplitK::Partial };
-                let shape = Shape { weights: Layout { scheme, rows, k }, columns, epilogue, output, split_k };
+                let weights = Layout { scheme, rows, k };
+                let shape = Shape { weights, columns, epilogue, output, split_k, bias: Bias::None };
                 // In the direct variant only the most common schemes: each takes long to compile.
                 let common = matches!(scheme, Scheme::Int8 | Scheme::Int4);
                 for fragments in likely_fragments(caps).into_iter().take(if common { 2 } else { 1 }) {
@@ -555,7 +607,8 @@ fn expert_variants(caps: &Caps) -> Vec<Variant> {
             let (epilogue, output) =
                 if gated { (Epilogue::Swiglu, Activations::F16) } else { (Epilogue::None, Activations::F32) };
             let weights = Layout { scheme, rows, k };
-            let shape = Shape { weights, columns, epilogue, output, split_k: SplitK::Reduced };
+            let shape =
+                Shape { weights, columns, epilogue, output, split_k: SplitK::Reduced, bias: Bias::None };
             for fragments in likely_fragments(caps) {
                 let Some(plan) = expert_plan(caps, fragments, &shape) else { continue };
                 let new = variant(&shape, &plan, Some(ExpertColumns { count: 128, per_x }));

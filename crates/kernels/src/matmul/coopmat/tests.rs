@@ -3,13 +3,20 @@ use tensor::{Layout, Scheme};
 
 use super::{
     COUNTER_BYTES, cases,
-    policy::{self, Fragments, Plan, Shape, SplitK},
+    policy::{self, Bias, Fragments, Plan, Shape, SplitK},
 };
 use crate::{Activations, Epilogue, matmul::common::trial::Trial};
 
 fn shape(rows: usize, k: usize, columns: usize) -> Shape {
     let weights = Layout::new(Scheme::Int8, rows, k).unwrap();
-    Shape { weights, columns, epilogue: Epilogue::None, output: Activations::F32, split_k: SplitK::Reduced }
+    Shape {
+        weights,
+        columns,
+        epilogue: Epilogue::None,
+        output: Activations::F32,
+        split_k: SplitK::Reduced,
+        bias: Bias::None,
+    }
 }
 
 #[test]

@@ -28,6 +28,8 @@ layout(constant_id = 12) const uint COOPMAT_COLUMNS = 16;
 // Experts: a workgroup multiplies the columns of one group, COLUMNS of them. As many pairs of a row and an expert share
 // a column of x. 0 where there are no experts.
 layout(constant_id = 13) const uint PAIRS_PER_X = 0;
+// What is added to every column, as Bias (policy.rs).
+layout(constant_id = 14) const uint BIAS = 0;
 
 #include "weights.glsl"
 #include "gated.glsl"
@@ -38,6 +40,7 @@ layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Wo
 layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer Words2 { uvec2 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Active { uint rows; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Words { uint data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Bias4 { vec4 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 16) writeonly buffer Output4 { vec4 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 8) writeonly buffer Output2 { uvec2 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 16) coherent buffer Partials { vec4 data[]; };
@@ -69,6 +72,8 @@ layout(push_constant, scalar) uniform Push {
     // Per group its expert, and per column of a group its pair.
     Words group_experts;
     Words group_pairs;
+    // One value per row, in the rows' order in y.
+    Bias4 bias;
 } push;
 
 // Rows of a cooperative matrix, and its size along K.
@@ -181,6 +186,14 @@ uvec2 dequantized(uint word, bool high, f16vec2 d, f16vec2 m) {
         return uvec2(packFloat2x16(fma(first, d, m)), packFloat2x16(fma(second, d, m)));
     }
     return uvec2(packFloat2x16(first * d), packFloat2x16(second * d));
+}
+
+// Four f16, times F16_UNIT, in the order of f16 activations.
+uvec2 converted_halves(uvec2 four) {
+    f16vec2 low = unpackFloat2x16(four.x);
+    f16vec2 high = unpackFloat2x16(four.y);
+    const float16_t unit = float16_t(F16_UNIT);
+    return uvec2(packFloat2x16(f16vec2(low.x, high.x) * unit), packFloat2x16(f16vec2(low.y, high.y) * unit));
 }
 
 // Four floats as f16, in the order of f16 activations.

@@ -216,7 +216,7 @@ impl Recording<'_> {
                     let target = Target { y: half.clone(), ..Target::contiguous(&scratch.wide, activated.k) };
                     let active = scratch.active();
                     let x = &scratch.normed;
-                    self.product(recorder, "gate and up", id, matrix, x, &target, &active)?;
+                    self.product(recorder, "gate and up", id, matrix, x, &target, None, &active)?;
                 }
                 let kernel = Gated::new(self.device, Epilogue::Geglu, activated.kind(), activated.k)?;
                 let [gate, up] = &halves;
@@ -247,7 +247,7 @@ impl Recording<'_> {
         };
         for (matrix, range) in self.weights.by_id(id).zip(inputs) {
             self.clip(recorder, floats, range, &scratch.normed)?;
-            self.product(recorder, name, id, matrix, &scratch.normed, &target, &scratch.active())?;
+            self.product(recorder, name, id, matrix, &scratch.normed, &target, None, &scratch.active())?;
             target.first += matrix.layout().rows;
         }
         Ok(())

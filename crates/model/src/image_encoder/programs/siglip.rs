@@ -3,15 +3,21 @@
 use checkpoint::{Role, Slot, Transformer};
 use gpu::Recorder;
 use kernels::{
-    Target, Vectors,
-    attention::split_qkv::{self, SplitQkv},
+    Activations, Target, Vectors,
+    attention::{
+        flash::{FlashAttention, RowOperands},
+        split_qkv::{self, SplitQkv},
+    },
     bias_gelu::{BiasGelu, Gelu},
-    matmul::quantize_rows::QuantizeRows,
+    matmul::{coopmat::policy::Bias, quantize_rows::QuantizeRows},
 };
 use weights::vision::VisionMatrix;
 
 use super::{Addend, LayerNormSlots, Recording};
-use crate::{Result, image_encoder::scratch::Scratch};
+use crate::{
+    Result,
+    image_encoder::scratch::{Scratch, attention_shape},
+};
 
 impl Recording<'_> {
     /// Records a layer: the first from the patches on, the last up to the soft tokens.
@@ -89,6 +95,9 @@ impl Recording<'_> {
     fn siglip_attention(&self, recorder: &mut Recorder, transformer: &Transformer, layer: u32) -> Result<()> {
         let (scratch, attention) = (self.scratch, self.attention());
         let width = attention.attended.k;
+        if let Some(qkv) = &attention.qkv {
+            return self.siglip_attention_of_rows(recorder, transformer, layer, qkv);
+        }
         let target = Target::contiguous(&scratch.wide, 3 * width);
         self.products(recorder, "QKV", VisionMatrix::Qkv(layer), &scratch.normed, target)?;
         // Adds biases, scales the queries, and writes keys and values to their pages.
@@ -123,14 +132,50 @@ impl Recording<'_> {
         self.products(recorder, "output", VisionMatrix::AttentionOutput(layer), &attention.attended, target)
     }
 
+    /// The same where attention takes the rows of the QKV product.
+    fn siglip_attention_of_rows(
+        &self,
+        recorder: &mut Recorder,
+        transformer: &Transformer,
+        layer: u32,
+        qkv: &Vectors,
+    ) -> Result<()> {
+        let (scratch, attention) = (self.scratch, self.attention());
+        let bias = self.weights.qkv_biases[layer as usize].view();
+        let target = Target::vectors(qkv)?;
+        let (id, x) = (VisionMatrix::Qkv(layer), &scratch.normed);
+        self.products_with_bias(recorder, "QKV", id, x, target, Bias::Add, &bias)?;
+        let shape = attention_shape(self.config, transformer, attention.kv.shape.scheme);
+        let plan = self.units.flash_plan(self.device.caps(), &shape);
+        let plan = plan.expect("rows are allocated only where there is a plan");
+        let operands = RowOperands {
+            qkv,
+            scale: (transformer.head_dim as f32).sqrt().recip(),
+            positions: attention.positions.view(),
+            last_visible: attention.last_visible.view(),
+            active: scratch.active_range(),
+            chunk_ends: scratch.chunk_ends.view(),
+            o: &attention.attended,
+        };
+        let kernel = FlashAttention::for_rows(self.device, shape, plan)?;
+        kernel.record_rows(recorder, "attention", scratch.rows as u32, &operands)?;
+        let target = Target::contiguous(&scratch.block, self.config.hidden as usize);
+        self.products(recorder, "output", VisionMatrix::AttentionOutput(layer), &attention.attended, target)
+    }
+
     /// block = down · gelu(up · normed + bias).
     fn siglip_feed_forward(&self, recorder: &mut Recorder, layer: u32) -> Result<()> {
         let (scratch, activated) = (self.scratch, &self.attention().activated);
-        let target = Target::contiguous(&scratch.wide, activated.k);
-        self.products(recorder, "up", VisionMatrix::Up(layer), &scratch.normed, target)?;
-        let kernel = BiasGelu::new(self.device, Gelu::Tanh, activated.kind(), activated.k)?;
-        let bias = self.vector(Slot::vision(Some(layer), Role::UpBias))?;
-        kernel.record(recorder, "GELU", &scratch.wide.view(), &bias, activated, &scratch.active())?;
+        let (id, bias) = (VisionMatrix::Up(layer), self.vector(Slot::vision(Some(layer), Role::UpBias))?);
+        if activated.kind() == Activations::F16 && self.cuts.is_none() {
+            let (x, target) = (&scratch.normed, Target::vectors(activated)?);
+            self.products_with_bias(recorder, "up", id, x, target, Bias::AddGelu, &bias)?;
+        } else {
+            let target = Target::contiguous(&scratch.wide, activated.k);
+            self.products(recorder, "up", id, &scratch.normed, target)?;
+            let kernel = BiasGelu::new(self.device, Gelu::Tanh, activated.kind(), activated.k)?;
+            kernel.record(recorder, "GELU", &scratch.wide.view(), &bias, activated, &scratch.active())?;
+        }
         let target = Target::contiguous(&scratch.block, self.config.hidden as usize);
         self.products(recorder, "down", VisionMatrix::Down(layer), activated, target)
     }
