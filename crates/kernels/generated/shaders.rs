@@ -1085,8 +1085,6 @@ pub mod coopmat_direct {
         pub lanes: u32,
         /// `PARTIAL_OUTPUT`: `bool`, constant 11.
         pub partial_output: bool,
-        /// `COOPMAT_COLUMNS`: `uint`, constant 12.
-        pub coopmat_columns: u32,
         /// `PAIRS_PER_X`: `uint`, constant 13.
         pub pairs_per_x: u32,
         /// `BIAS`: `uint`, constant 14.
@@ -1108,7 +1106,6 @@ pub mod coopmat_direct {
                 splits: 1,
                 lanes: 32,
                 partial_output: false,
-                coopmat_columns: 16,
                 pairs_per_x: 0,
                 bias: 0,
             }
@@ -1130,7 +1127,6 @@ pub mod coopmat_direct {
                 self.splits,
                 self.lanes,
                 u32::from(self.partial_output),
-                self.coopmat_columns,
                 self.pairs_per_x,
                 self.bias,
             ]
@@ -1142,7 +1138,7 @@ pub mod coopmat_direct {
         name: "coopmat_direct.t2",
         spirv: include_bytes!("coopmat_direct.t2.spv"),
         push_size: 112,
-        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14],
+        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 14],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 
@@ -1282,8 +1278,6 @@ pub mod coopmat_staged {
         pub lanes: u32,
         /// `PARTIAL_OUTPUT`: `bool`, constant 11.
         pub partial_output: bool,
-        /// `COOPMAT_COLUMNS`: `uint`, constant 12.
-        pub coopmat_columns: u32,
         /// `PAIRS_PER_X`: `uint`, constant 13.
         pub pairs_per_x: u32,
         /// `BIAS`: `uint`, constant 14.
@@ -1305,7 +1299,6 @@ pub mod coopmat_staged {
                 splits: 1,
                 lanes: 32,
                 partial_output: false,
-                coopmat_columns: 16,
                 pairs_per_x: 0,
                 bias: 0,
             }
@@ -1327,7 +1320,6 @@ pub mod coopmat_staged {
                 self.splits,
                 self.lanes,
                 u32::from(self.partial_output),
-                self.coopmat_columns,
                 self.pairs_per_x,
                 self.bias,
             ]
@@ -1339,7 +1331,7 @@ pub mod coopmat_staged {
         name: "coopmat_staged.t1",
         spirv: include_bytes!("coopmat_staged.t1.spv"),
         push_size: 112,
-        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14],
+        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 14],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 
@@ -1348,7 +1340,7 @@ pub mod coopmat_staged {
         name: "coopmat_staged.t2",
         spirv: include_bytes!("coopmat_staged.t2.spv"),
         push_size: 112,
-        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14],
+        constant_ids: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 14],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 

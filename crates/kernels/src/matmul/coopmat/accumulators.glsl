@@ -1,5 +1,4 @@
 // The accumulators of a product on cooperative matrices. Needs tile.glsl, and shared memory `units`.
-#define MATRIX_COLUMNS COOPMAT_COLUMNS
 #include "matrix.glsl"
 
 MatrixSums accumulators[ROW_TILES * COLUMN_TILES];

@@ -129,7 +129,7 @@ pub(super) fn tested_plans(caps: &Caps, fragments: Fragments) -> Vec<(Trial, Pla
     let biased =
         Trial { bias: Bias::AddGelu, output: Activations::F16, ..plain(Scheme::F16, (272, 1152, 150)) };
     list.extend(with_plan(biased).map(|(trial, plan)| (trial, Plan { splits: 3, unsplit: 1, ..plan })));
-    for (rows, k) in [(1152, 1152), (3456, 1152)] {
+    for (rows, k) in [(1152, 1152), (768, 1152), (3456, 1152)] {
         let shape =
             Shape { weights: Layout { scheme: Scheme::F16, rows, k }, columns: 16384, ..shape(&biased) };
         let tile = policy::partly_active_plan(caps, fragments, &shape, 4096);

@@ -6,19 +6,26 @@
 // As coopmat_staged.comp, but only activations pass through shared memory, several K-steps at a time.
 // Which elements of a fragment a thread holds depends on the driver: this shader needs the layout
 // `Fragments::FourThreadsPerRow` of a 16 × 16 operand A, where thread 4 g + t holds columns 2 t, 2 t + 1,
-// 2 t + 8 and 2 t + 9 of row g, then the same columns of row g + 8. The K index of a product may be
-// permuted, if both operands are permuted alike: a thread therefore takes eight neighbouring bytes of each
-// of its rows as its columns of two operands, and activations are permuted to match when they are staged.
+// 2 t + 8 and 2 t + 9 of row g, then the same columns of row g + 8, and the layout of a 16 × 8 operand B,
+// where the thread holds the same rows of column g; and of a 16 × 8 accumulator, where it holds columns 2 t
+// and 2 t + 1 of row g, then of row g + 8. The K index of a product may be permuted, if both
+// operands are permuted alike: a thread therefore takes eight neighbouring values of each of its rows as
+// its columns of two operands, and eight neighbouring activations of its column as its rows of both. So all
+// loads and stores of shared memory are of 16 bytes, and those of a subgroup are consecutive.
+#define MATRIX_COLUMNS 8
 #include "tile.glsl"
 
 // K-steps per stage: for the widest tiles, two stages of four would exceed 48 KiB of shared memory. With
 // stages of two, 72 columns would not divide evenly among four subgroups.
 const uint STAGE_K_STEPS = COLUMNS <= 72 ? 4 : 2;
-// A column of a stage in shared memory, in units of 16 bytes, plus one of padding, so that eight consecutive
-// columns cover all banks.
-const uint STRIDE = STAGE_K_STEPS * 4 + 1;
-const uint STAGE = COLUMNS * STRIDE;
-shared uvec4 units[2 * STAGE > SQUARES ? 2 * STAGE : SQUARES];
+// A stage in shared memory, in units of 16 bytes: per K-step and column, a unit of each of four threads.
+const uint COLUMN_UNITS = 4;
+const uint K_STEP_UNITS = COLUMNS * COLUMN_UNITS;
+const uint STAGE = STAGE_K_STEPS * K_STEP_UNITS;
+// Two stages, and at least 10 KiB: with less, steps of 4 to 16 columns took 5% longer on an H200, perhaps because the
+// driver divides a compute unit's memory between cache and workgroups anew for these kernels.
+const uint MIN_UNITS = 640;
+shared uvec4 units[2 * STAGE > MIN_UNITS ? 2 * STAGE : MIN_UNITS];
 #include "accumulators.glsl"
 
 // x is loaded in tiles of eight columns × one K-step, one subgroup each: a thread loads eight values, 16
@@ -86,31 +93,26 @@ uint x_tile_of(uint i) {
     return i * SUBGROUPS + gl_SubgroupID;
 }
 
-// Two columns, four apart, per eight neighbouring threads: they load from two cache lines.
 uint column_of(uint i) {
-    uint lane = gl_SubgroupInvocationID;
-    return x_tile_of(i) % (COLUMNS / 8) * 8 + lane / 8 + lane / 4 % 2 * 4;
+    return x_tile_of(i) % (COLUMNS / 8) * 8 + gl_SubgroupInvocationID / COLUMN_UNITS;
 }
 
-// Permutes x to match the weights. Of every four values, the first pair goes to the first eight columns of
-// an operand, the second pair to the other eight.
+// Permutes x to match the weights. A thread's integers are its columns of both operands, as its activations are in
+// memory. Its floats are four values of each half of the K-step.
 void store_x(uint stage) {
-    uint x_word = gl_SubgroupInvocationID % 4;
+    uint unit = gl_SubgroupInvocationID % COLUMN_UNITS;
     [[unroll]] for (uint i = 0; i < X_LOADS; i++) {
         if (X_LOADS_EVEN || x_tile_of(i) < X_TILES) {
-            uint at = stage * STAGE + column_of(i) * STRIDE + x_tile_of(i) / (COLUMNS / 8) * 4;
+            uint at = stage * STAGE + x_tile_of(i) / (COLUMNS / 8) * K_STEP_UNITS + column_of(i) * COLUMN_UNITS;
             if (IS_FLOAT) {
-                uint operand = at + x_word / 2 * 2;
-                uint pair = x_word % 2 * 2;
-                units[operand][pair] = x_words[i].x;
-                units[operand + 1][pair] = x_words[i].y;
-                units[operand][pair + 1] = x_words[i].z;
-                units[operand + 1][pair + 1] = x_words[i].w;
+                uint first = at + unit % 2 * 2;
+                uint operand = unit / 2;
+                units[first][operand * 2] = x_words[i].x;
+                units[first][operand * 2 + 1] = x_words[i].y;
+                units[first + 1][operand * 2] = x_words[i].z;
+                units[first + 1][operand * 2 + 1] = x_words[i].w;
             } else {
-                units[at][x_word] = x_words[i].x;
-                units[at + 1][x_word] = x_words[i].y;
-                units[at + 2][x_word] = x_words[i].z;
-                units[at + 3][x_word] = x_words[i].w;
+                units[at + unit] = x_words[i];
             }
         }
     }
@@ -156,14 +158,53 @@ void make_operands(uint k_step) {
 }
 
 void multiply(uint stage, uint k_step) {
-    uint x = stage * STAGE + subgroup_column() * STRIDE + k_step * 4;
+    uint at = stage * STAGE + k_step * K_STEP_UNITS + subgroup_column() * COLUMN_UNITS + gl_SubgroupInvocationID;
     [[unroll]] for (uint j = 0; j < COLUMN_TILES; j++) {
+        uvec4 both = units[at + j * MATRIX_COLUMNS * COLUMN_UNITS];
         [[unroll]] for (uint k = 0; k < OPERANDS; k++) {
             MatrixB b;
-            matrix_load_b_columns(b, x + j * COOPMAT_COLUMNS * STRIDE + k * 2, STRIDE);
+            f16vec2 low = unpackFloat2x16(both[k * 2]);
+            f16vec2 high = unpackFloat2x16(both[k * 2 + 1]);
+            b[0] = low.x;
+            b[1] = low.y;
+            b[2] = high.x;
+            b[3] = high.y;
             [[unroll]] for (uint i = 0; i < ROW_TILES; i++) {
                 matrix_multiply(a[i * OPERANDS + k], b, accumulators[i * COLUMN_TILES + j]);
             }
+        }
+    }
+}
+
+#include "output.glsl"
+
+// From a thread's elements of an accumulator to four neighbouring rows of one of its columns: four threads, of four
+// neighbouring rows, exchange columns with each other.
+vec4 rows_of_column(vec4 elements) {
+    bool odd = (gl_SubgroupInvocationID & 4) != 0;
+    bool lower = (gl_SubgroupInvocationID & 8) != 0;
+    vec2 other_column = subgroupShuffleXor(odd ? elements.xz : elements.yw, 4);
+    vec2 above = odd ? vec2(other_column.x, elements.y) : vec2(elements.x, other_column.x);
+    vec2 below = odd ? vec2(other_column.y, elements.w) : vec2(elements.z, other_column.y);
+    vec2 other_rows = subgroupShuffleXor(lower ? above : below, 8);
+    return lower ? vec4(other_rows, below) : vec4(above, other_rows);
+}
+
+void write_accumulators(Tile tile) {
+    uint lane = gl_SubgroupInvocationID;
+    uint first_column = tile.first_column + subgroup_column() + lane % 4 * 2 + lane / 4 % 2;
+    uint first_row = (tile.first_row + subgroup_row()) / STRIPS_PER_OUTPUT + lane / 8 % 2 * 8 + lane / 16 * 4;
+    [[unroll]] for (uint i = 0; i < ROW_TILES; i += STRIPS_PER_OUTPUT) {
+        [[unroll]] for (uint j = 0; j < COLUMN_TILES; j++) {
+            vec4 elements;
+            [[unroll]] for (uint e = 0; e < 4; e++) {
+                elements[e] = accumulators[i * COLUMN_TILES + j][e];
+                if (EPILOGUE != 0) {
+                    elements[e] = gated(elements[e], accumulators[(i + STRIPS_PER_OUTPUT - 1) * COLUMN_TILES + j][e]);
+                }
+            }
+            uint row = first_row + i / STRIPS_PER_OUTPUT * SIDE;
+            write_four(tile, first_column + j * MATRIX_COLUMNS, row, rows_of_column(elements));
         }
     }
 }

@@ -1,8 +1,8 @@
 #version 460
 #pragma tiers(T2)
 #extension GL_GOOGLE_include_directive : require
-// Reports which elements of 16 × 16 operands A and B and of an accumulator each thread of a subgroup holds: the value of each
-// element is its own index.
+// Reports which elements of 16 × 16 operands A and B, of an accumulator, and of 16 × 8 operand B and accumulator each thread
+// of a subgroup holds: the value of each element is its own index.
 #include "common.glsl"
 #extension GL_KHR_cooperative_matrix : require
 #extension GL_KHR_memory_scope_semantics : require
@@ -14,8 +14,8 @@ layout(local_size_x = 32) in;
 layout(buffer_reference, scalar, buffer_reference_align = 4) writeonly buffer Indices { uint data[]; };
 
 layout(push_constant, scalar) uniform Push {
-    // [A, B or accumulator][thread][element], 16 per thread: row · 16 + column, in B column · 16 + row; elements that a
-    // thread does not hold are left unchanged.
+    // [A, B, accumulator, 16 × 8 B or accumulator][thread][element], 16 per thread: row · 16 + column, in B column · 16 +
+    // row; elements that a thread does not hold are left unchanged.
     Indices indices;
 } push;
 
@@ -42,5 +42,15 @@ void main() {
     coopMatLoad(c, sums, 0, 16, gl_CooperativeMatrixLayoutRowMajor);
     for (uint i = 0; i < min(c.length(), 16); i++) {
         push.indices.data[(64 + gl_SubgroupInvocationID) * 16 + i] = uint(c[i]);
+    }
+    coopmat<float16_t, gl_ScopeSubgroup, 16, 8, gl_MatrixUseB> narrow;
+    coopMatLoad(narrow, numbers, 0, 16, gl_CooperativeMatrixLayoutColumnMajor);
+    for (uint i = 0; i < min(narrow.length(), 16); i++) {
+        push.indices.data[(96 + gl_SubgroupInvocationID) * 16 + i] = uint(narrow[i]);
+    }
+    coopmat<float, gl_ScopeSubgroup, 16, 8, gl_MatrixUseAccumulator> narrow_sums;
+    coopMatLoad(narrow_sums, sums, 0, 16, gl_CooperativeMatrixLayoutRowMajor);
+    for (uint i = 0; i < min(narrow_sums.length(), 16); i++) {
+        push.indices.data[(128 + gl_SubgroupInvocationID) * 16 + i] = uint(narrow_sums[i]);
     }
 }

@@ -16,6 +16,7 @@
 //
 // K may be split among workgroups (split-K). Each then stores its accumulators in scratch memory, and the
 // last to finish adds them all up, in order.
+#define MATRIX_COLUMNS 16
 #include "tile.glsl"
 
 // A row of a K-step in shared memory, in units of 16 bytes: 32 f16 plus one unit of padding, so that eight
@@ -30,6 +31,11 @@ const uint LOADS = !IS_FLOAT ? 1 : SCHEME == F32 ? 4 : 2;
 const uint SLOTS = IS_INT4 ? (PREFETCH_DEPTH + 1) / 2 : PREFETCH_DEPTH;
 
 const uint STAGE = (ROWS + COLUMNS) * STRIDE;
+// At the end, accumulators pass through squares of 16 × 16 values, because their own memory layout is unknown: two per
+// subgroup, gate and up, at a stride of five units.
+const uint SQUARE_STRIDE = 5;
+const uint SQUARE = SIDE * SQUARE_STRIDE;
+const uint SQUARES = SUBGROUPS * 2 * SQUARE;
 shared uvec4 units[2 * STAGE > SQUARES ? 2 * STAGE : SQUARES];
 #include "accumulators.glsl"
 
@@ -153,6 +159,39 @@ void multiply(uint stage) {
             unrolled for (uint i = 0; i < ROW_TILES; i++) {
                 matrix_multiply(a[i], b, accumulators[i * COLUMN_TILES + j]);
             }
+        }
+    }
+}
+
+#include "output.glsl"
+
+void write_accumulators(Tile tile) {
+    uint square = gl_SubgroupID * 2 * SQUARE;
+    unrolled for (uint i = 0; i < ROW_TILES; i += STRIPS_PER_OUTPUT) {
+        unrolled for (uint j = 0; j < COLUMN_TILES; j++) {
+            unrolled for (uint strip = 0; strip < STRIPS_PER_OUTPUT; strip++) {
+                matrix_store_sums_columns(accumulators[(i + strip) * COLUMN_TILES + j], square + strip * SQUARE, SQUARE_STRIDE);
+            }
+            subgroup_shared_barrier();
+            // Halves of columns. The trip count must be a compile-time constant; otherwise the surrounding
+            // loops are not unrolled, and accumulators spill to memory.
+            unrolled for (uint first = 0; first < 2 * SIDE; first += LANES) {
+                uint half_column = first + gl_SubgroupInvocationID;
+                uint column = tile.first_column + subgroup_column() + j * SIDE + half_column / 2;
+                uint row = (tile.first_row + subgroup_row() + i * SIDE) / STRIPS_PER_OUTPUT + half_column % 2 * 8;
+                [[unroll]] for (uint four = 0; four < 2; four++) {
+                    uint at = square + half_column / 2 * SQUARE_STRIDE + half_column % 2 * 2 + four;
+                    vec4 values = uintBitsToFloat(units[at]);
+                    if (EPILOGUE != 0) {
+                        vec4 up = uintBitsToFloat(units[at + SQUARE]);
+                        [[unroll]] for (uint e = 0; e < 4; e++) {
+                            values[e] = gated(values[e], up[e]);
+                        }
+                    }
+                    write_four(tile, column, row + four * 4, values);
+                }
+            }
+            subgroup_shared_barrier();
         }
     }
 }

@@ -1,11 +1,11 @@
-// Epilogue of a product on cooperative matrices: split-K reduction and output. Needs accumulators.glsl;
-// `units` must have room for SQUARES.
+// The end of a product on cooperative matrices: split-K reduction and output. Needs accumulators.glsl, and the shader's
+// write_accumulators.
 #if TIER >= 2
 shared bool last_to_arrive;
 
 // Accumulators per subgroup, and values per accumulator.
 const uint ACCUMULATORS = ROW_TILES * COLUMN_TILES;
-const uint AREA = SIDE * COOPMAT_COLUMNS;
+const uint AREA = SIDE * MATRIX_COLUMNS;
 // Vectors of four values of an accumulator per thread. Which values these are depends on the driver: the
 // same thread of another workgroup loads what a thread has stored.
 const uint FOURS = AREA / LANES / 4;
@@ -90,71 +90,10 @@ bool reduce(uint tile, uint split) {
 }
 #endif
 
-const uint BIAS_GELU = 2;
-
-// GELU by tanh, as `gated` computes it.
-float gelu(float x) {
-    precise float z = 1.5957691216 * (x + 0.044715 * x * x * x);
-    precise float value = x * sigmoid(z);
-    return value;
-}
-
-void write(uint split_first, uint column, uint row, vec4 four) {
-    uint at = (split_first + column * push.y_stride + push.y_first + row) / 4;
-    if (F16_OUTPUT) {
-        Output2(push.y).data[at] = f16_activations(four);
-    } else {
-        push.y.data[at] = four;
-    }
-}
-
-// Reduces the splits of K and writes the output. Shared memory is free by now: accumulators pass through
-// squares of 16 × 16 values in it, because their own memory layout is unknown.
+// Reduces the splits of K and writes the output.
 void finish(Tile tile) {
-    if (SPLITS > 1 && !PARTIAL_OUTPUT && tile.index >= push.unsplit && !reduce(tile.index - push.unsplit, tile.split)) {
-        return;
-    }
-    uint split_first = PARTIAL_OUTPUT ? tile.split * push.y_partial_stride : 0;
-    uint square = gl_SubgroupID * 2 * SQUARE;
-    const uint PAIR = EPILOGUE == 0 ? 1 : 2;
-    unrolled for (uint i = 0; i < ROW_TILES; i += PAIR) {
-        unrolled for (uint j = 0; j < COLUMN_TILES; j++) {
-            unrolled for (uint strip = 0; strip < PAIR; strip++) {
-                matrix_store_sums_columns(accumulators[(i + strip) * COLUMN_TILES + j], square + strip * SQUARE, SQUARE_STRIDE);
-            }
-            subgroup_shared_barrier();
-            // Halves of columns. The trip count must be a compile-time constant; otherwise the surrounding
-            // loops are not unrolled, and accumulators spill to memory.
-            unrolled for (uint first = 0; first < 2 * COOPMAT_COLUMNS; first += LANES) {
-                uint half_column = first + gl_SubgroupInvocationID;
-                uint column = tile.first_column + subgroup_column() + j * COOPMAT_COLUMNS + half_column / 2;
-                uint row = (tile.first_row + subgroup_row() + i * SIDE) / PAIR + half_column % 2 * 8;
-                [[unroll]] for (uint four = 0; four < 2; four++) {
-                    uint at = square + half_column / 2 * SQUARE_STRIDE + half_column % 2 * 2 + four;
-                    vec4 values = uintBitsToFloat(units[at]);
-                    if (EPILOGUE != 0) {
-                        vec4 up = uintBitsToFloat(units[at + SQUARE]);
-                        [[unroll]] for (uint e = 0; e < 4; e++) {
-                            values[e] = gated(values[e], up[e]);
-                        }
-                    }
-                    if (BIAS != 0) {
-                        // Past the end, the last four are loaded again and not used.
-                        values += push.bias.data[min(row + four * 4, push.rows - 4) / 4];
-                        [[unroll]] for (uint e = 0; e < 4; e++) {
-                            values[e] = BIAS == BIAS_GELU ? gelu(values[e]) : values[e];
-                        }
-                    }
-                    bool is_inside = 2 * COOPMAT_COLUMNS >= LANES || half_column < 2 * COOPMAT_COLUMNS;
-                    if (is_inside && column < tile.columns && (row + four * 4) * PAIR < push.rows) {
-                        uint y_column = PAIRS_PER_X > 0 ? push.group_pairs.data[column] : column;
-                        if (PAIRS_PER_X == 0 || y_column != NO_EXPERT) {
-                            write(split_first, y_column, row + four * 4, values);
-                        }
-                    }
-                }
-            }
-            subgroup_shared_barrier();
-        }
+    bool is_split = SPLITS > 1 && !PARTIAL_OUTPUT && tile.index >= push.unsplit;
+    if (!is_split || reduce(tile.index - push.unsplit, tile.split)) {
+        write_accumulators(tile);
     }
 }

@@ -59,11 +59,11 @@ pub struct Operands<'a> {
     pub bias: Option<View>,
 }
 
-/// Queries which elements of a fragment a thread holds; [`Fragments::Other`] without cooperative matrices. The answer is
+/// Queries which elements of a fragment a thread holds; [`Fragments::Other`] without the matrices to query. The answer is
 /// kept: it depends on nothing but the device and its driver.
 pub fn fragments(device: &Device) -> Result<Fragments> {
     static KNOWN: Mutex<BTreeMap<(String, String), Fragments>> = Mutex::new(BTreeMap::new());
-    if !policy::is_supported(device.caps()) {
+    if !policy::may_be_direct(device.caps()) {
         return Ok(Fragments::Other);
     }
     let key = (device.info().name.clone(), device.info().driver.clone());
@@ -78,7 +78,7 @@ pub fn fragments(device: &Device) -> Result<Fragments> {
 
 fn query_fragments(device: &Device) -> Result<Fragments> {
     let mut arena = Arena::new(device, Lifetime::Scratch, Memory::Shared).with_block_size(1 << 13);
-    let indices = arena.buffer_from("indices", &vec![u32::MAX; 3 * 16 * SUBGROUP as usize])?;
+    let indices = arena.buffer_from("indices", &vec![u32::MAX; 5 * 16 * SUBGROUP as usize])?;
     let mut recorder = device.recorder()?;
     let push = coopmat_fragments::Push { indices: (&indices).into() };
     recorder.dispatch("fragments", &fragments_variant().pipeline(device)?, [1, 1, 1], &push)?;
@@ -359,7 +359,6 @@ fn variant(shape: &Shape, plan: &Plan, experts: Option<ExpertColumns>) -> Varian
                 splits,
                 lanes: tile.lanes,
                 partial_output: split_k == SplitK::Partial,
-                coopmat_columns: tile.coopmat_columns(),
                 pairs_per_x: experts.map_or(0, |experts| experts.per_x as u32),
                 bias: shape.bias as u32,
             };

@@ -49,8 +49,8 @@ pub enum SplitK {
     Partial,
 }
 
-/// The tile of a workgroup, and of each subgroup: multiples of 16 rows, and of 16 columns, or of 8 in tiles
-/// that are one subgroup wide.
+/// The tile of a workgroup, and of each subgroup: multiples of 16 rows, and of 16 columns, or of 8 in the direct
+/// variant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tile {
     /// Rows per workgroup.
@@ -84,15 +84,14 @@ impl Tile {
     pub fn count(&self, rows: usize, columns: usize) -> u32 {
         (rows as u32).div_ceil(self.rows) * (columns as u32).div_ceil(self.columns)
     }
-
-    /// Columns per cooperative matrix.
-    pub fn coopmat_columns(&self) -> u32 {
-        if self.subgroup_columns.is_multiple_of(16) { 16 } else { 8 }
-    }
 }
 
-/// A row of a K-step in shared memory: 32 f16, and 16 bytes of padding against bank conflicts.
+/// A row of a K-step in shared memory in the staged variant: 32 f16, and 16 bytes of padding against bank conflicts.
 const ROW_BYTES: u32 = 80;
+/// A column of a K-step in shared memory in the direct variant.
+const COLUMN_BYTES: u32 = 64;
+/// Shared memory of the direct variant, at least; coopmat_direct.comp has the same constant.
+const MIN_DIRECT_BYTES: u32 = 10 << 10;
 /// Maximum columns for stages of four K-steps instead of two in the direct variant; coopmat_direct.comp
 /// has the same constant.
 const MAX_LONG_STAGE_COLUMNS: u32 = 72;
@@ -125,12 +124,16 @@ impl Plan {
     /// Shared memory per workgroup, in bytes.
     pub fn shared_bytes(&self) -> u32 {
         let Tile { rows, columns, .. } = self.tile;
-        let stages = match self.direct {
-            true => 2 * columns * (if columns <= MAX_LONG_STAGE_COLUMNS { 4 } else { 2 } * 64 + 16),
-            false => 2 * (rows + columns) * ROW_BYTES,
-        };
-        let squares = self.tile.threads() / self.tile.lanes * 2 * 16 * ROW_BYTES;
-        stages.max(squares) + 16
+        match self.direct {
+            true => {
+                let k_steps = if columns <= MAX_LONG_STAGE_COLUMNS { 4 } else { 2 };
+                (2 * columns * k_steps * COLUMN_BYTES).max(MIN_DIRECT_BYTES) + 16
+            }
+            false => {
+                let squares = self.tile.threads() / self.tile.lanes * 2 * 16 * ROW_BYTES;
+                (2 * (rows + columns) * ROW_BYTES).max(squares) + 16
+            }
+        }
     }
 
     /// Scratch bytes for a shape.
@@ -155,30 +158,37 @@ pub fn split_k_for_consumer(columns: usize) -> SplitK {
 /// number of columns.
 pub const MAX_SPLIT_TILES: u32 = 1 << 16;
 
-/// Which elements of 16 × 16 operands A and B, and of an accumulator, each thread of a subgroup of 32 holds. It depends on
-/// the driver, and is queried by a shader.
+/// Which elements of 16 × 16 operands A and B, of an accumulator, and of a 16 × 8 operand B and accumulator each thread of a
+/// subgroup of 32 holds. It depends on the driver, and is queried by a shader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fragments {
     /// Thread 4 g + t holds columns 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of row g, then the same columns of
-    /// row g + 8; in operand B rows and columns are swapped: NVIDIA's layout.
+    /// row g + 8; in operand B rows and columns are swapped. Of eight columns of a matrix it holds those elements:
+    /// NVIDIA's layout.
     FourThreadsPerRow,
-    /// Any other layout.
+    /// Any other layout, or a device without 16 × 8 operands.
     Other,
 }
 
 impl Fragments {
     /// From the index, row · 16 + column, of up to 16 elements per thread: those of operand A, those of operand B, column ·
-    /// 16 + row, and those of an accumulator.
+    /// 16 + row, those of an accumulator, and those of a 16 × 8 operand B and accumulator. `u32::MAX` where a thread has
+    /// fewer.
     pub(super) fn from_indices(indices: &[u32]) -> Self {
         let as_expected = indices.chunks(16).enumerate().all(|(thread, indices)| {
-            let thread = thread as u32 % SUBGROUP;
+            let (matrix, thread) = (thread as u32 / SUBGROUP, thread as u32 % SUBGROUP);
             let (row, column) = (thread / 4, thread % 4 * 2);
-            let pairs = [(row, column), (row, column + 8), (row + 8, column), (row + 8, column + 8)];
-            let expected =
-                pairs.into_iter().flat_map(|(row, column)| [row * 16 + column, row * 16 + column + 1]);
-            indices.len() == 16 && indices.iter().copied().take(8).eq(expected)
+            let all = [(row, column), (row, column + 8), (row + 8, column), (row + 8, column + 8)];
+            let pairs = match matrix {
+                ..3 => all.to_vec(),
+                3 => vec![all[0], all[1]],
+                _ => vec![all[0], all[2]],
+            };
+            let expected = pairs.iter().flat_map(|(row, column)| [row * 16 + column, row * 16 + column + 1]);
+            let held = indices.iter().copied().take_while(|index| *index != u32::MAX);
+            indices.len() == 16 && held.eq(expected)
         });
-        if as_expected && indices.len() == 3 * 16 * SUBGROUP as usize {
+        if as_expected && indices.len() == 5 * 16 * SUBGROUP as usize {
             Fragments::FourThreadsPerRow
         } else {
             Fragments::Other
@@ -193,9 +203,11 @@ pub(crate) fn likely_fragments(caps: &Caps) -> Vec<Fragments> {
     if one_size { vec![Fragments::Other, Fragments::FourThreadsPerRow] } else { vec![Fragments::Other] }
 }
 
-/// The matrix product that the shaders use.
+/// The matrix product of the staged variant.
 const PRODUCT: MatrixShape =
     MatrixShape { m: 16, n: 16, k: 16, a: Element::F16, b: Element::F16, c: Element::F32 };
+/// That of the direct variant.
+const NARROW_PRODUCT: MatrixShape = MatrixShape { n: 8, ..PRODUCT };
 
 /// Whether the shaders support a matrix: they write rows in fours.
 pub fn supports(weights: &Layout) -> bool {
@@ -205,6 +217,11 @@ pub fn supports(weights: &Layout) -> bool {
 /// Whether a device has the matrix products that the shaders need.
 pub fn is_supported(caps: &Caps) -> bool {
     caps.tier() >= Some(Tier::T2) && caps.allows_subgroup_size(SUBGROUP) && caps.has_matrix(PRODUCT)
+}
+
+/// Whether a device has the matrix products whose layout of fragments is of use.
+pub(super) fn may_be_direct(caps: &Caps) -> bool {
+    is_supported(caps) && caps.has_matrix(NARROW_PRODUCT)
 }
 
 /// The plan for a shape; none where the device lacks the matrix products, or the number of rows is not a
@@ -243,7 +260,10 @@ pub fn partly_active_plan(caps: &Caps, fragments: Fragments, shape: &Shape, acti
     let tile = if fits(&WIDE_DIRECT) && !fits(&LARGE_DIRECT) {
         // One round of workgroups instead of two.
         WIDE_DIRECT
-    } else if k < SHORT_K && rows < 4 * k {
+    } else if k < SHORT_K && rows > k {
+        // No workgroup adds up partial sums.
+        LARGEST_DIRECT
+    } else if k < SHORT_K {
         // One of two workgroups multiplies while the other writes.
         LARGE_DIRECT
     } else {
@@ -379,9 +399,8 @@ pub fn candidates(caps: &Caps, fragments: Fragments, shape: &Shape) -> Vec<Plan>
             && tile.threads() <= caps.max_threads
     };
     let columns = shape.columns as u32;
-    let has_eight_columns = direct && caps.has_matrix(MatrixShape { n: 8, ..PRODUCT });
-    let supported_width = |tile: &&Tile| tile.coopmat_columns() == 16 || has_eight_columns;
-    let intermediate = INTERMEDIATE_DIRECT.iter().filter(|_| direct).filter(supported_width);
+    let supported_width = |tile: &&Tile| direct || tile.subgroup_columns.is_multiple_of(16);
+    let intermediate = INTERMEDIATE_DIRECT.iter().filter(|_| direct);
     // Up to 256 columns are two tiles of equal width.
     let width = if (129..256).contains(&columns) { columns.div_ceil(2) } else { columns.min(128) };
     let covers_columns = |tile: &&Tile| tile.columns >= width;
@@ -391,7 +410,7 @@ pub fn candidates(caps: &Caps, fragments: Fragments, shape: &Shape) -> Vec<Plan>
     let tile = match tile.columns {
         128 if direct && keeps_device_busy(caps, shape, &LARGEST_DIRECT) => &LARGEST_DIRECT,
         128 if direct => &LARGE_DIRECT,
-        16 if has_eight_columns && columns <= 8 => &EIGHT_COLUMN_DIRECT[usize::from(min_rows > 16)],
+        16 if direct && columns <= 8 => &EIGHT_COLUMN_DIRECT[usize::from(min_rows > 16)],
         16 if direct && min_rows == 16 => &SMALLEST_DIRECT,
         _ => tile,
     };
@@ -566,7 +585,7 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
     if !is_supported(caps) {
         return Vec::new();
     }
-    let mut list: Vec<Variant> = vec![super::fragments_variant()];
+    let mut list: Vec<Variant> = may_be_direct(caps).then(super::fragments_variant).into_iter().collect();
     for scheme in Scheme::ALL {
         for (rows, k, gated) in LISTED_SHAPES {
             // Two and four columns use the pipelines of eight, and 256 differ from 128 and 512 only in the

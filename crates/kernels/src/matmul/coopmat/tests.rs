@@ -183,13 +183,26 @@ fn fragment_layouts_are_recognised() {
         .flat_map(|thread| (0..16).map(move |e| if e < 8 { index_of(thread, e) } else { u32::MAX }))
         .collect();
     let operand = indices.clone();
+    let some_of = |elements: [u32; 4]| -> Vec<u32> {
+        let held = move |thread| elements.map(|element| index_of(thread, element)).into_iter();
+        (0..32).flat_map(|thread| held(thread).chain([u32::MAX; 12])).collect()
+    };
+    let (narrow, sums) = (some_of([0, 1, 2, 3]), some_of([0, 1, 4, 5]));
     indices.extend(&operand);
-    assert_eq!(Fragments::from_indices(&indices), Fragments::Other, "accumulators may have another layout");
     indices.extend(&operand);
-    assert_eq!(Fragments::from_indices(&indices), Fragments::FourThreadsPerRow);
+    assert_eq!(
+        Fragments::from_indices(&indices),
+        Fragments::Other,
+        "narrow matrices may have another layout"
+    );
+    let with = |last: [&[u32]; 2]| Fragments::from_indices(&[&indices, last[0], last[1]].concat());
+    assert_eq!(with([&narrow, &sums]), Fragments::FourThreadsPerRow);
+    for other in [[&narrow, &narrow], [&sums, &sums], [&operand, &sums], [&narrow, &operand]] {
+        assert_eq!(with(other.map(|list| &list[..])), Fragments::Other);
+    }
     assert_eq!(Fragments::from_indices(&indices[..16]), Fragments::Other);
     indices.swap(100, 101);
-    assert_eq!(Fragments::from_indices(&indices), Fragments::Other);
+    assert_eq!(Fragments::from_indices(&[indices, narrow, sums].concat()), Fragments::Other);
     // One row per thread, as on RDNA3.
     let rows: Vec<u32> = (0..32).flat_map(|thread| (0..16).map(move |e| thread % 16 * 16 + e)).collect();
     assert_eq!(Fragments::from_indices(&rows), Fragments::Other);

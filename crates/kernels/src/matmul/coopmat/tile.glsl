@@ -23,8 +23,6 @@ layout(constant_id = 9) const uint SPLITS = 1;
 layout(constant_id = 10) const uint LANES = 32;
 // Writes the partial sums of the splits consecutively within a column of y; the consumer adds them up.
 layout(constant_id = 11) const bool PARTIAL_OUTPUT = false;
-// Columns per cooperative matrix: 16, or 8 where a subgroup's columns are not a multiple of 16.
-layout(constant_id = 12) const uint COOPMAT_COLUMNS = 16;
 // Experts: a workgroup multiplies the columns of one group, COLUMNS of them. As many pairs of a row and an expert share
 // a column of x. 0 where there are no experts.
 layout(constant_id = 13) const uint PAIRS_PER_X = 0;
@@ -76,23 +74,21 @@ layout(push_constant, scalar) uniform Push {
     Bias4 bias;
 } push;
 
-// Rows of a cooperative matrix, and its size along K.
+// Rows of a cooperative matrix, and its size along K. The shader that includes this defines MATRIX_COLUMNS, its columns.
 const uint SIDE = 16;
 // K-steps per quad.
 const uint K_STEPS = QUAD / GROUP;
 const uint SUBGROUPS = THREADS / LANES;
 const uint ROW_TILES = SUBGROUP_ROWS / SIDE;
-const uint COLUMN_TILES = SUBGROUP_COLUMNS / COOPMAT_COLUMNS;
+const uint COLUMN_TILES = SUBGROUP_COLUMNS / MATRIX_COLUMNS;
 // Subgroups side by side.
 const uint COLUMN_SUBGROUPS = COLUMNS / SUBGROUP_COLUMNS;
 // Column tiles that are processed concurrently, side by side: they share weights in the cache, and rows share
 // activations.
 const uint BAND = 16;
 
-// 16 × 16 f32 at a stride of five units of 16 bytes, two per subgroup: gate and up.
-const uint SQUARE_STRIDE = 5;
-const uint SQUARE = SIDE * SQUARE_STRIDE;
-const uint SQUARES = SUBGROUPS * 2 * SQUARE;
+// Strips of rows that make one strip of the output: gate and up.
+const uint STRIPS_PER_OUTPUT = EPILOGUE == 0 ? 1 : 2;
 
 // The tile of a workgroup.
 struct Tile {
