@@ -315,8 +315,8 @@ impl Model {
     }
 }
 
-/// The matrices of an image encoder in f16.
-fn vision_matrices(config: &VisionConfig) -> Vec<(VisionMatrix, Layout)> {
+/// The matrices of an image encoder in a scheme; in f16 where the length of rows does not allow it, as in files.
+fn vision_matrices(config: &VisionConfig, scheme: Scheme) -> Vec<(VisionMatrix, Layout)> {
     let VisionConfig { hidden, text_hidden, .. } = *config;
     let mut all = vec![(VisionMatrix::PatchEmbed, hidden, config.patch_values())];
     if let Some(Transformer { layers, heads, head_dim, intermediate, .. }) = config.transformer().copied() {
@@ -332,7 +332,10 @@ fn vision_matrices(config: &VisionConfig) -> Vec<(VisionMatrix, Layout)> {
         }
     }
     all.push((VisionMatrix::Projection, text_hidden, hidden));
-    let layout = |rows: u32, k: u32| Layout { scheme: Scheme::F16, rows: rows as usize, k: k as usize };
+    let layout = |rows: u32, k: u32| {
+        let (rows, k) = (rows as usize, k as usize);
+        Layout::new(scheme, rows, k).unwrap_or(Layout { scheme: Scheme::F16, rows, k })
+    };
     all.into_iter().map(|(id, rows, k)| (id, layout(rows, k))).collect()
 }
 
@@ -383,16 +386,22 @@ fn vision_vectors(config: &VisionConfig) -> [Vec<(Role, u32, f32)>; 2] {
     }
 }
 
-/// An image encoder's weights in f16: random matrices and positions, norms of ones, biases of zeros. Nothing is clipped.
-fn random_vision_weights(device: &Device, config: &VisionConfig) -> Result<VisionWeights> {
+/// An image encoder's weights: random matrices and positions, norms of ones, biases of zeros. Nothing is clipped.
+fn random_vision_weights(device: &Device, config: &VisionConfig, scheme: Scheme) -> Result<VisionWeights> {
+    let bits = Random::new(device, Distribution::Bits)?;
+    let scales = Random::new(device, Distribution::Scales)?;
     let halves = Random::new(device, Distribution::Halves)?;
     let floats = Random::new(device, Distribution::Floats)?;
     let mut arena = Arena::new(device, Lifetime::Weights, Memory::Device);
-    let matrices = vision::allocate(&mut arena, device.caps(), vision_matrices(config).into_iter())?;
+    let matrices = vision::allocate(&mut arena, device.caps(), vision_matrices(config, scheme).into_iter())?;
     let mut recorder = device.recorder()?;
     for (number, (_, matrix)) in (0..).zip(&matrices) {
         for block in matrix.blocks() {
-            halves.record(&mut recorder, "values", &block.values.view(), number)?;
+            let values = if matrix.layout().scheme.is_float() { &halves } else { &bits };
+            values.record(&mut recorder, "values", &block.values.view(), number)?;
+            if let Some(of_groups) = &block.scales {
+                scales.record(&mut recorder, "scales", &of_groups.view(), number)?;
+            }
         }
     }
     let mut arena = Arena::new(device, Lifetime::Weights, Memory::Device).with_block_size(4 << 20);
@@ -435,10 +444,16 @@ fn random_vision_weights(device: &Device, config: &VisionConfig) -> Result<Visio
 }
 
 impl Runner {
-    /// Adds an image encoder with random weights: as fast as a real one, with meaningless soft tokens.
-    pub fn with_random_encoder(self, config: VisionConfig, limits: EncoderLimits) -> Result<Self> {
+    /// Adds an image encoder with random weights: as fast as a real one, with meaningless soft tokens. Matrices whose rows
+    /// do not consist of whole groups are f16.
+    pub fn with_random_encoder(
+        self,
+        config: VisionConfig,
+        scheme: Scheme,
+        limits: EncoderLimits,
+    ) -> Result<Self> {
         let model = self.model().clone();
-        let weights = random_vision_weights(&model.device, &config)?;
+        let weights = random_vision_weights(&model.device, &config, scheme)?;
         let encoder = ImageEncoder::new(&model.device, config, weights, model.matrix_units(), limits)?;
         Ok(self.with_encoder(encoder))
     }

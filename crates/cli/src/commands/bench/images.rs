@@ -9,6 +9,7 @@ use images::{ContentHash, Picture};
 use model::{EncoderLimits, Image, ImageProcessor, Limits, Model, Runner, Sampling};
 use serde::Serialize;
 use serde_json::json;
+use tensor::Scheme;
 
 use super::speed::{Plan, tokens};
 use crate::output;
@@ -41,7 +42,7 @@ pub fn run(
     device: &Device,
     name: &str,
     model: &Arc<Model>,
-    vision: VisionConfig,
+    (vision, scheme): (VisionConfig, Scheme),
     counts: &[usize],
     plan: &Plan,
     json: bool,
@@ -55,7 +56,8 @@ pub fn run(
     let encoder_limits = EncoderLimits::new(&vision, info.local_memory(), limits.prefill_chunk);
     let cached_images = encoder_limits.cached_images.max(most as u32);
     let encoder_limits = EncoderLimits { cached_images, ..encoder_limits };
-    let mut runner = Runner::new(model.clone(), limits)?.with_random_encoder(vision, encoder_limits)?;
+    let mut runner =
+        Runner::new(model.clone(), limits)?.with_random_encoder(vision, scheme, encoder_limits)?;
     let mut progress = output::Progress::new();
     let mut lines = vec![];
     for count in counts {
@@ -75,13 +77,13 @@ pub fn run(
             json!({ "name": share.name, "count": share.count, "milliseconds": share.nanoseconds / 1e6 })
         });
         output::print_json(&json!({
-            "device": info.name, "driver": info.driver, "model": name, "images_together": encoder_limits.max_images,
+            "device": info.name, "driver": info.driver, "model": name, "encoder": scheme.to_string(), "images_together": encoder_limits.max_images,
             "images": lines, "kernels": kernels.collect::<Vec<_>>(),
         }))?;
         return Ok(ExitCode::SUCCESS);
     }
     let mut text = format!(
-        "{}, {}\n{name}, random weights, up to {} images encoded together\n\n\
+        "{}, {}\n{name}, random weights, encoder in {scheme}, up to {} images encoded together\n\n\
          images   encode   tokens   time to first token   text of the same length\n",
         info.name, info.driver, encoder_limits.max_images
     );

@@ -84,6 +84,9 @@ pub struct Arguments {
     #[arg(long, value_delimiter = ',', value_name = "COUNT", requires = "shape", conflicts_with_all = ["beside", "plot"],
           value_parser = clap::value_parser!(u16).range(1..=64))]
     images: Vec<u16>,
+    /// With --images: weight scheme of the image encoder; f16 where rows do not consist of whole groups
+    #[arg(long, value_name = "QUANT", default_value = "f16", requires = "images")]
+    encoder_quant: gemv::Quant,
     /// Measure verify steps of 1 to 8 rows; with a text file, which takes -m, also what speculative decoding gains where
     /// that text is generated
     #[arg(long, value_name = "FILE", num_args = 0..=1, conflicts_with_all = ["gemv", "bandwidth", "load", "beside", "images", "plot", "profile"])]
@@ -229,7 +232,8 @@ fn run_model(device: &Device, arguments: &Arguments) -> anyhow::Result<ExitCode>
     if !arguments.images.is_empty() {
         let Some(vision) = size.vision()? else { bail!("{} has no image encoder", size.name()) };
         let counts: Vec<usize> = arguments.images.iter().map(|count| usize::from(*count)).collect();
-        return images::run(device, &name, &Arc::new(model), vision, &counts, &plan, arguments.json);
+        let encoder = (vision, arguments.encoder_quant.scheme());
+        return images::run(device, &name, &Arc::new(model), encoder, &counts, &plan, arguments.json);
     }
     if arguments.speculate.is_some() {
         return speculate::run(device, &name, &Arc::new(model), &plan, None, None, arguments.json);
