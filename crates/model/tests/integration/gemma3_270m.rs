@@ -28,10 +28,13 @@ fn tokens_and_logits_match_the_reference() {
         let more = cases(&std::fs::read_to_string(path).unwrap());
         all.extend(more.into_iter().filter(|case| case.ids.len() > 100));
     }
-    for case in &all {
+    for (number, case) in all.iter().enumerate() {
         assert_eq!(language.tokenizer.encode_prompt(&case.prompt), case.ids);
+        // Its own tokens for every prompt; for two of them, and for all in long runs, also the logits of every step.
         case.assert_same("alone", &greedy(&model, 64, &case.ids, case.tokens.len()));
-        case.assert_steps(&model);
+        if number < 2 || testkit::exhaustive() {
+            case.assert_steps(&model);
+        }
     }
 }
 
