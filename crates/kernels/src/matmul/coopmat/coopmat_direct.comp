@@ -11,7 +11,8 @@
 // and 2 t + 1 of row g, then of row g + 8. The K index of a product may be permuted, if both
 // operands are permuted alike: a thread therefore takes eight neighbouring values of each of its rows as
 // its columns of two operands, and eight neighbouring activations of its column as its rows of both. So all
-// loads and stores of shared memory are of 16 bytes, and those of a subgroup are consecutive.
+// loads of shared memory are of 16 bytes, and those of a subgroup are consecutive. So are the stores for integer weights;
+// for float weights, which a thread holds four by four, 16 bytes are stored in parts.
 #define MATRIX_COLUMNS 8
 #include "tile.glsl"
 
