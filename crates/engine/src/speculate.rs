@@ -28,8 +28,8 @@ pub(crate) use budget::{Trials, allocate, draft_steps};
 pub(crate) use guided::{GuidedDrafts, guide};
 pub use replay::{Replay, replay};
 
-/// Maximum drafts of a sequence in a step. Eight rows are as many as the products of few rows have columns.
-pub(crate) const MAX_DRAFTS: usize = 7;
+/// Maximum drafts of a sequence in a step on any device: a verify step has a row for each, and one for the token before.
+pub(crate) const MAX_DRAFTS: usize = model::MAX_VERIFY_ROWS - 1;
 
 /// Where a draft comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -379,6 +379,11 @@ impl LoadDemand {
             true => limits.prefill_chunk.min(model::MAX_OUTPUT_ROWS),
             false => options.max_sequences,
         };
+        let verify_rows = match options.speculate {
+            Speculate::Off => 0,
+            _ => limits.prefill_chunk.min(model::max_verify_rows(&device.caps) as u32),
+        };
+        let output_rows = output_rows.max(verify_rows);
         let checkpoint = files.checkpoint();
         let blueprint = Blueprint::new(checkpoint)?;
         let mut demand =

@@ -25,12 +25,11 @@ use npu::{
 use tensor::KvScheme;
 
 use crate::{
-    Result,
+    MAX_VERIFY_ROWS, Result,
     kv_cache::KvCache,
     npu_operation::{Interruption, NpuOperation},
     offload::host_buffer,
     programs::ProgramKey,
-    runner::MAX_VERIFY_ROWS,
     state::Row,
 };
 

@@ -5,9 +5,7 @@
 
 use std::{borrow::Cow, time::Duration};
 
-use crate::{
-    DecodeRow, MAX_CHUNKS_PER_STEP, MAX_VERIFY_ROWS, PrefillChunk, Result, Runner, Sampling, pages::Sequence,
-};
+use crate::{DecodeRow, MAX_CHUNKS_PER_STEP, PrefillChunk, Result, Runner, Sampling, pages::Sequence};
 
 /// Time budget of a prefill step of the draft model, for new prompts and for tokens decoded without drafts. Other
 /// requests wait for it, as they do for a prefill step of the target model.
@@ -100,7 +98,7 @@ impl DraftRunner {
     pub fn prefill_time(&self, sequence: &DraftSequence, tokens: usize) -> Duration {
         let cached = sequence.cached_tokens.len();
         let missing = tokens.saturating_sub(cached);
-        if missing <= MAX_VERIFY_ROWS {
+        if missing <= self.runner.model().max_verify_rows() {
             return Duration::ZERO;
         }
         self.runner.prefill_time(missing, cached as u32, CATCH_UP_BUDGET)

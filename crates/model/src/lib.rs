@@ -89,13 +89,12 @@ pub use image_encoder::{EncoderLimits, ImageEncoder};
 pub use kernels::{Activations, matmul::tuning::TuningReport};
 pub use kv_cache::{KvCache, WriteBehind};
 pub use limits::{DEFAULT_PAGE_SIZE, Limits};
-pub use loaded::{Model, NoExactVerify};
+pub use loaded::{MAX_VERIFY_ROWS, Model, NoExactVerify, max_verify_rows};
 pub use pages::Sequence;
 pub use prefix_disk::{Fingerprint, PrefixDisk, PrefixDiskError, PrefixDiskStats};
 pub use programs::SetupTime;
 pub use runner::{
-    Counters, EncoderLoadOptions, LoadOptions, MAX_OUTPUT_ROWS, MAX_VERIFY_ROWS, Runner, VerifySteps,
-    check_tokens,
+    Counters, EncoderLoadOptions, LoadOptions, MAX_OUTPUT_ROWS, Runner, VerifySteps, check_tokens,
 };
 pub use sampling::Sampling;
 pub use size::Size;

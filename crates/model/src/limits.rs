@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 
 use checkpoint::{Attention, Config, FeedForward};
 use gpu::{AdapterInfo, AdapterKind};
-use kernels::matmul::coopmat;
+use kernels::matmul::{coopmat, gemv};
 use tensor::KvScheme;
 use weights::blueprint::Reservation;
 
 use crate::{
-    Error, MAX_VERIFY_ROWS, Result,
+    Error, Result,
     bucket::buckets,
     pages::{PageConfig, sliding_pages},
     state::MAX_SAMPLED,
@@ -119,12 +119,12 @@ impl Limits {
     }
 
     /// The memory to reserve beside the weights of a model with this config; `output_rows` is the maximum
-    /// number of rows per step whose logits are computed.
+    /// number of rows per step whose logits are computed, those of verify steps apart if there are no more than on GPUs.
     pub fn reservation(&self, config: &Config, output_rows: u32) -> Reservation {
         let window = window(config);
         let rows = u64::from(self.max_rows());
         // Verify steps compute logits of every row.
-        let output_rows = output_rows.max(self.prefill_chunk.min(MAX_VERIFY_ROWS as u32));
+        let output_rows = output_rows.max(self.prefill_chunk.min(gemv::MAX_COLUMNS as u32));
         let sum_of_buckets = |max_rows: u64| buckets(max_rows as usize).sum::<usize>() as u64;
         // Every bucket has its own logits. The largest has them twice more where logits are read back, or
         // where samplers take as much scratch memory.

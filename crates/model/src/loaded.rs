@@ -21,7 +21,7 @@ use weights::{
 
 #[cfg(doc)]
 use crate::Runner;
-use crate::{MAX_VERIFY_ROWS, Result, frequencies, pacer::MatrixSizes, tune::TunedPlans};
+use crate::{Result, frequencies, pacer::MatrixSizes, tune::TunedPlans};
 
 /// The units that multiply f16 activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,6 +144,16 @@ fn supports_f16(config: &Config, weights: &Weights) -> bool {
     aligned && supported
 }
 
+/// Maximum rows of a verify step on any device.
+pub const MAX_VERIFY_ROWS: usize = 16;
+
+/// Maximum rows of a verify step on a device. On GPUs they are those that the products of few rows take: more would read the
+/// weights with kernels that add up in another order. CPU drivers have one kernel for any number; there each row costs so
+/// much arithmetic that more than 16 gain nothing.
+pub fn max_verify_rows(caps: &Caps) -> usize {
+    if Model::row_invariance_is_free(caps) { MAX_VERIFY_ROWS } else { gemv::MAX_COLUMNS }
+}
+
 /// Cosines and sines on the device, see [`Tables`].
 pub(crate) struct RopeTables {
     pub coarse: Buffer,
@@ -219,7 +229,7 @@ impl Model {
         self
     }
 
-    /// Makes logits of steps with up to [`MAX_VERIFY_ROWS`] rows independent of the number of rows, bit for bit, so that
+    /// Makes logits of steps with up to [`Model::max_verify_rows`] rows independent of the number of rows, bit for bit, so that
     /// tokens do not depend on how many drafts are verified. Such steps use the kernels of batch-invariant logits, except
     /// that attention is split as that of a single row. On CPU drivers they are the same as without.
     pub fn with_row_invariant(mut self, row_invariant: bool) -> Self {
@@ -243,9 +253,20 @@ impl Model {
         caps.max_subgroup_size < MIN_GPU_SUBGROUP
     }
 
+    /// Maximum rows of a verify step: see [`max_verify_rows`].
+    pub fn max_verify_rows(&self) -> usize {
+        max_verify_rows(self.device.caps())
+    }
+
+    /// Prefill rows of a step that are too few to fill the device: their attention is split as that of decode rows is. Those
+    /// of a verify step are always few, since they must get the bits of decode rows.
+    pub(crate) fn few_prefill_rows(&self) -> usize {
+        self.max_verify_rows()
+    }
+
     /// Whether the products of a step of this many rows must not depend on that number.
     pub(crate) fn is_invariant(&self, rows: usize) -> bool {
-        self.reproducible || self.row_invariant && rows <= MAX_VERIFY_ROWS
+        self.reproducible || self.row_invariant && rows <= self.max_verify_rows()
     }
 
     /// Whether the attention of this many decode rows is a single dispatch.

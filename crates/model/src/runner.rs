@@ -35,7 +35,6 @@ use crate::{
 };
 
 pub use load::{EncoderLoadOptions, LoadOptions, VerifySteps};
-pub use verify::MAX_VERIFY_ROWS;
 
 /// Totals since a runner was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -211,11 +210,11 @@ impl Runner {
         let counting = Features { counts: features.counts, ..Features::default() };
         let (full, last) = (tokens.saturating_sub(1) / chunk, (tokens.max(1) - 1) % chunk + 1);
         let mut keys = vec![
-            ProgramKey::new(RowCounts::new(0, last), Output::Sample { rows: 1 }, features),
-            ProgramKey::new(RowCounts::new(1, 0), Output::Sample { rows: 1 }, features),
+            self.program_key(RowCounts::new(0, last), Output::Sample { rows: 1 }, features),
+            self.program_key(RowCounts::new(1, 0), Output::Sample { rows: 1 }, features),
         ];
         if full > 0 {
-            keys.push(ProgramKey::new(RowCounts::new(0, chunk), Output::None, counting));
+            keys.push(self.program_key(RowCounts::new(0, chunk), Output::None, counting));
         }
         self.prepare_programs(&keys)
     }
@@ -244,7 +243,7 @@ impl Runner {
     /// The programs of first requests, and those that measure this device's speed before them.
     fn first_keys(&self, samplings: &[Sampling]) -> Vec<ProgramKey> {
         let measured = self.measured_rows().map(|rows| RowCounts::new(0, rows as usize));
-        let measured = measured.map(|counts| ProgramKey::new(counts, Output::None, Features::default()));
+        let measured = measured.map(|counts| self.program_key(counts, Output::None, Features::default()));
         measured.into_iter().chain(self.serving_keys(samplings).first).collect()
     }
 
@@ -297,13 +296,13 @@ impl Runner {
         let limits = self.cache.limits();
         let (max_sequences, max_chunk) = (self.max_sequences() as usize, limits.prefill_chunk as usize);
         let mut keys = ServingKeys::default();
-        let nothing = ProgramKey::new(RowCounts::new(0, max_chunk), Output::None, Features::default());
+        let nothing = self.program_key(RowCounts::new(0, max_chunk), Output::None, Features::default());
         keys.first.push(nothing);
         for (index, sampling) in samplings.iter().enumerate() {
             let usual = index + 1 == samplings.len();
             let features = sampling.features(self.model.config.vocab);
             let key = |decode: usize, prefill: usize, outputs: usize| {
-                ProgramKey::new(RowCounts::new(decode, prefill), Output::Sample { rows: outputs }, features)
+                self.program_key(RowCounts::new(decode, prefill), Output::Sample { rows: outputs }, features)
             };
             keys.first.push(key(1, 0, 1));
             let last = bucket(max_chunk);
@@ -467,17 +466,22 @@ impl Runner {
         samplings: &[RowSampling<'_>],
     ) -> Result<()> {
         let last = rows[..counts.decode].iter().map(|row| row.position + steps - 1).max();
-        if let (true, Some(last)) = (self.model.attends_in_one_dispatch(counts.decode_bucket()), last) {
+        let decode_bucket = counts.decode_bucket(self.model.few_prefill_rows());
+        if let (true, Some(last)) = (self.model.attends_in_one_dispatch(decode_bucket), last) {
             let (model, limits) = (&self.model, self.cache.limits());
             for (variant, attention) in model.attention_variants().iter().enumerate() {
-                let workgroups =
-                    step::attention_workgroups(model, limits, attention, counts.decode_bucket(), last);
+                let workgroups = step::attention_workgroups(model, limits, attention, decode_bucket, last);
                 self.state.write_attention_workgroups(variant, workgroups)?;
             }
         }
         self.state.write_rows(rows, counts)?;
         self.state.write_output_rows(output_rows)?;
         self.sampler.write(samplings, output.samples())
+    }
+
+    /// The key of the program of a step of these rows.
+    fn program_key(&self, counts: RowCounts, output: Output, features: Features) -> ProgramKey {
+        ProgramKey::new(counts, self.model.few_prefill_rows(), output, features)
     }
 
     /// The program that a step needs.
@@ -489,7 +493,7 @@ impl Runner {
             Output::Sample { .. } => features,
             _ => Features { counts: features.counts, ..Features::default() },
         };
-        ProgramKey::new(counts, output, features)
+        self.program_key(counts, output, features)
     }
 
     /// The tokens that a step of the last run sampled for its rows.

@@ -9,8 +9,9 @@ use kernels::sample::{
 };
 
 use crate::{
-    DecodeRow, Limits, MAX_VERIFY_ROWS, Result, Sampled,
+    DecodeRow, Limits, Result, Sampled,
     bucket::bucket,
+    max_verify_rows,
     sampling::RowSampling,
     state::{HostArenas, MAX_SAMPLED, MAX_STEPS, StepState, TIMEOUT},
 };
@@ -124,7 +125,7 @@ impl SamplerState {
     fn scratch_bytes(&self, features: Features) -> Result<u64> {
         let features = Features { top: features.top || features.filters, ..features };
         let kernel = Sample::new(&self.device, features, self.vocab as usize)?;
-        let verified = (MAX_VERIFY_ROWS as u32).min(self.max_rows);
+        let verified = (max_verify_rows(self.device.caps()) as u32).min(self.max_rows);
         let rows = if features.filters { self.max_sequences().max(verified) } else { self.max_rows };
         Ok(kernel.scratch_bytes(bucket(rows as usize)))
     }

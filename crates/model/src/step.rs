@@ -33,9 +33,7 @@ use crate::{
     state::{Batch, StepState},
 };
 
-pub(crate) use kv_splits::{
-    FEW_ROWS, KvSplits, SplitRows, WORKGROUPS_MIN_ROWS, attention_shape, attention_workgroups,
-};
+pub(crate) use kv_splits::{KvSplits, SplitRows, WORKGROUPS_MIN_ROWS, attention_shape, attention_workgroups};
 pub(crate) use scratch::{Outputs, Scratch};
 pub(crate) use split_k::partial_sums;
 

@@ -160,7 +160,7 @@ fn verify_steps_and_the_gain_of_a_text_are_measured() {
         .iter()
         .map(|line| line["rows"].as_u64().unwrap())
         .collect();
-    assert_eq!(rows, (1..=8).collect::<Vec<_>>());
+    assert_eq!(rows, (1..=model::MAX_VERIFY_ROWS as u64).collect::<Vec<_>>());
     assert_eq!(printed["verify_steps"][0]["relative"], 1.0);
     let text = &printed["text"];
     assert!(text["tokens"].as_u64().unwrap() > 100 && text["gain"].as_f64().unwrap() > 0.0, "{text}");

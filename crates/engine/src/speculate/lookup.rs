@@ -94,7 +94,8 @@ mod tests {
 
     #[test]
     fn text_that_repeats_itself_goes_on_doing_so() {
-        assert_eq!(draft(&[9], &[1, 2, 3, 1, 2, 3, 1, 2, 3], &[]).0, [1, 2, 3, 1, 2, 3, 1]);
+        let repeated: Vec<u32> = [1, 2, 3].into_iter().cycle().take(MAX_DRAFTS).collect();
+        assert_eq!(draft(&[9], &[1, 2, 3, 1, 2, 3, 1, 2, 3], &[]).0, repeated);
         assert_eq!(draft(&[9], &[4; 12], &[]).0, [4; MAX_DRAFTS]);
     }
 
@@ -103,7 +104,7 @@ mod tests {
         let prediction: Vec<u32> = (100..120).collect();
         let drafted = |generated: &[u32]| draft(&[1, 2], generated, &prediction);
         let strong = Some(Source::Prediction(Strength::FiveOrMore));
-        assert_eq!(drafted(&[100]), ((101..108).collect(), strong));
+        assert_eq!(drafted(&[100]), ((101..101 + MAX_DRAFTS as u32).collect(), strong));
         assert_eq!(drafted(&[7]), (vec![], None));
         assert_eq!(drafted(&[7, 104, 105]), (vec![106, 107], Some(Source::Prediction(Strength::Two))));
         assert_eq!(drafted(&[117, 118]).0, [119], "it ends");

@@ -19,7 +19,7 @@ use crate::{
     Result,
     attention_offload::AttentionCuts,
     state::Batch,
-    step::{FEW_ROWS, SplitRows, Step, StepBuffers, WORKGROUPS_MIN_ROWS, attention_shape, partial_sums},
+    step::{SplitRows, Step, StepBuffers, WORKGROUPS_MIN_ROWS, attention_shape, partial_sums},
 };
 
 /// block = W · softmax(queries · keys) · values.
@@ -36,12 +36,13 @@ pub(super) fn block(step: &mut Step<'_>, layer: u32, attention: &Attention) -> R
 fn attend(step: &mut Step<'_>, layer: u32, attention: &Attention) -> Result<()> {
     let buffers = step.buffers();
     let rows = buffers.scratch.rows;
+    let few = rows <= buffers.model.few_prefill_rows();
     let layer = Layer { buffers, attention, number: layer };
     match step.batch() {
         Batch::Decode => layer.decode(step.recorder(), rows),
         // The kernel of a single row, which attends in one dispatch, for rows that attend to each other.
         Batch::Verify => layer.attend_in_one_dispatch(step.recorder(), rows),
-        Batch::Prefill => layer.prefill(step.recorder(), rows <= FEW_ROWS),
+        Batch::Prefill => layer.prefill(step.recorder(), few),
         // Different rows of the same buffers, and different pages. Prefill takes a level more; decode rows
         // use the compute units that it leaves idle.
         Batch::Mixed { decode, few } => step
@@ -95,12 +96,12 @@ impl Layer<'_> {
 
     /// Rows of prefill chunks, the last of the step.
     fn prefill(&self, recorder: &mut Recorder, few: bool) -> Result<()> {
-        let StepBuffers { state, scratch, kv_splits, .. } = self.buffers;
+        let StepBuffers { model, state, scratch, kv_splits, .. } = self.buffers;
         let end = scratch.rows;
         let rows = AttendingRows {
             active: state.prefill_range.clone(),
             end,
-            rows: if few { end.min(FEW_ROWS) } else { end },
+            rows: if few { end.min(model.few_prefill_rows()) } else { end },
             chunk_ends: Some(state.chunk_ends.view()),
             last_visible: match self.attention.whole_images {
                 true => state.last_visible.view(),

@@ -6,7 +6,6 @@ use crate::{
     bucket::bucket,
     pacer::{RowSpan, StepExtent},
     state::{Batch, Row, RowCounts},
-    step::FEW_ROWS,
     tune::TUNED_ROWS,
 };
 
@@ -48,8 +47,9 @@ pub(crate) struct ProgramKey {
 }
 
 impl ProgramKey {
-    pub fn new(counts: RowCounts, output: Output, features: Features) -> Self {
-        Self { bucket: bucket(counts.total()), batch: Batch::new(counts), output, features }
+    /// The key of a step of these rows, where up to `few_rows` prefill rows are few.
+    pub fn new(counts: RowCounts, few_rows: usize, output: Output, features: Features) -> Self {
+        Self { bucket: bucket(counts.total()), batch: Batch::new(counts, few_rows), output, features }
     }
 
     /// A verify step of this many rows whose kernels are those of a single row.
@@ -94,14 +94,14 @@ impl ProgramKey {
 
 impl Batch {
     /// The kind of batch that a step of these rows is recorded as.
-    fn new(counts: RowCounts) -> Self {
+    fn new(counts: RowCounts, few_rows: usize) -> Self {
         match counts {
             RowCounts { prefill: 0, .. } => Batch::Decode,
             RowCounts { decode: 0, .. } => Batch::Prefill,
             // Few rows are not worth a program per number of decode rows: unused rows cost nothing.
-            _ if counts.total() <= FEW_ROWS => Batch::Mixed { decode: bucket(counts.total()), few: true },
+            _ if counts.total() <= few_rows => Batch::Mixed { decode: bucket(counts.total()), few: true },
             RowCounts { decode, prefill } => {
-                Batch::Mixed { decode: bucket(decode), few: prefill <= FEW_ROWS }
+                Batch::Mixed { decode: bucket(decode), few: prefill <= few_rows }
             }
         }
     }
@@ -109,8 +109,8 @@ impl Batch {
 
 impl RowCounts {
     /// The bucket that the decode rows of a step are recorded for.
-    pub fn decode_bucket(self) -> usize {
-        match Batch::new(self) {
+    pub fn decode_bucket(self, few_rows: usize) -> usize {
+        match Batch::new(self, few_rows) {
             Batch::Decode | Batch::Verify => bucket(self.decode),
             Batch::Prefill => 0,
             Batch::Mixed { decode, .. } => decode,

@@ -5,8 +5,6 @@
 
 use std::time::Duration;
 
-use kernels::matmul::gemv;
-
 use super::Runner;
 #[cfg(doc)]
 use crate::Model;
@@ -18,10 +16,6 @@ use crate::{
     sampling::RowSampling,
     state::{Row, RowCounts},
 };
-
-/// Maximum rows of a verify step: those that the products of few rows take. More would read the weights with kernels that
-/// add up in another order.
-pub const MAX_VERIFY_ROWS: usize = gemv::MAX_COLUMNS;
 
 impl Runner {
     /// Makes verify steps use the kernels of a decode step of one row, for as many rows as there are: each row gets the bits
@@ -46,7 +40,7 @@ impl Runner {
     /// Maximum rows of [`Runner::verify`], of all sequences together.
     pub fn max_verify_rows(&self) -> usize {
         // A sequence has pages for its window and one chunk.
-        MAX_VERIFY_ROWS.min(self.cache.limits().prefill_chunk as usize)
+        self.model.max_verify_rows().min(self.cache.limits().prefill_chunk as usize)
     }
 
     /// Maximum sequences of [`Runner::verify`] whose tokens are those of [`Runner::decode`], if drafts must not change any:

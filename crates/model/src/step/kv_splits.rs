@@ -13,16 +13,12 @@ use kernels::{
         decode::{self, DecodeAttention},
         paged::{Mode, PagedAttention},
     },
-    matmul::gemv,
 };
 
 use crate::{
     Limits, Model, Result,
     state::{Batch, CLEAR_TIMEOUT},
 };
-
-/// Prefill rows that are too few to fill a device: their attention is split as that of decode rows is.
-pub(crate) const FEW_ROWS: usize = gemv::MAX_COLUMNS;
 
 /// Minimum rows for which [`DecodeAttention`] reads the number of workgroups that a step needs: with fewer
 /// rows the look-up does not pay.
@@ -97,7 +93,7 @@ impl KvSplits {
     pub fn prepare(&mut self, model: &Model, limits: Limits, batch: Batch, bucket: usize) -> Result<()> {
         let (decode, few_prefill) = match batch {
             Batch::Decode | Batch::Verify => (Some(bucket), false),
-            Batch::Prefill => (None, bucket <= FEW_ROWS),
+            Batch::Prefill => (None, bucket <= model.few_prefill_rows()),
             Batch::Mixed { decode, few } => (Some(decode), few),
         };
         let decode = decode.map(SplitRows::Decode);
@@ -128,7 +124,7 @@ fn allocate(model: &Model, limits: Limits, rows: SplitRows) -> Result<Option<Buf
             }
             _ if model.reproducible => 0,
             SplitRows::Decode(_) | SplitRows::FewPrefill => {
-                let rows = if let SplitRows::Decode(rows) = rows { rows } else { FEW_ROWS };
+                let rows = if let SplitRows::Decode(rows) = rows { rows } else { model.few_prefill_rows() };
                 PagedAttention::new(device, shape.attention(), Mode::Decode)?.scratch_bytes(rows as u32)
             }
         };

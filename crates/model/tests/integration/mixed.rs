@@ -408,7 +408,7 @@ fn kv_splits_of_decode_and_prefill_rows_do_not_interfere() {
     let model = Arc::new(Model::random(&device, config, Scheme::Int8, |_| ()).unwrap());
     let sampling = Sampling::default();
     let run = |mixed: bool, decoding: usize, chunk: usize| {
-        let limits = Limits { page_size: 64, ..limits(9, 4096, 16) };
+        let limits = Limits { page_size: 64, ..limits(9, 4096, 32) };
         let mut runner = Runner::new(model.clone(), limits).unwrap();
         runner.fill_cache().unwrap();
         let mut sequences: Vec<Sequence> =
@@ -436,7 +436,7 @@ fn kv_splits_of_decode_and_prefill_rows_do_not_interfere() {
         }
         all
     };
-    for (decoding, chunk) in [(8, 5), (2, 5), (5, 8), (3, 11)] {
+    for (decoding, chunk) in [(8, 5), (2, 5), (5, 8), (3, 20)] {
         for (at, (mixed, separate)) in
             run(true, decoding, chunk).iter().zip(run(false, decoding, chunk)).enumerate()
         {

@@ -5,11 +5,12 @@ use std::{path::Path, sync::Arc};
 
 use crate::common::{FAMILIES, Fixture, limits, load, load_alone};
 use crate::reference::file;
-use checkpoint::Checkpoint;
+use checkpoint::{Checkpoint, Config};
 use model::{
     Activations, DecodeRow, Error, KvScheme, Limits, MAX_VERIFY_ROWS, Model, NoExactVerify, Runner, Sampled,
     Sampling, Sequence, VerifyRows, language::Language,
 };
+use tensor::Scheme;
 use text::EncodeSpecial;
 
 /// Greedy, and sampled with and without filters.
@@ -95,7 +96,7 @@ fn verify(
     let mut tokens = vec![runner.prompt(&mut sequence, &rest, sampling, |_| true).unwrap()];
     let mut step = 0;
     while tokens.len() < expected.len() {
-        let max = (expected.len() - tokens.len() - 1).min(MAX_VERIFY_ROWS - 1);
+        let max = (expected.len() - tokens.len() - 1).min(runner.max_verify_rows() - 1);
         let drafts = drafter.draft(step, &expected[tokens.len()..], vocab, max);
         let token = tokens[tokens.len() - 1].token;
         let rows = VerifyRows { sequence: &mut sequence, token, drafts: &drafts, sampling, masks: &[] };
@@ -173,7 +174,7 @@ fn tokens_do_not_depend_on_what_is_drafted() {
         let fixture = Fixture::open(name);
         let model = Arc::new(load_alone(&device, &fixture.path).with_row_invariant(true));
         let samplings = if name == FAMILIES[0] { samplings().to_vec() } else { samplings()[2..].to_vec() };
-        compare(name, &model, limits(1, 96, 8), &fixture.ids, &samplings, 24);
+        compare(name, &model, limits(1, 96, 16), &fixture.ids, &samplings, 24);
     }
     device.assert_no_messages();
 }
@@ -185,9 +186,55 @@ fn windows_that_slide_past_drafts_lose_nothing() {
     let fixture = Fixture::open("untied_long");
     let model = Arc::new(load_alone(&device, &fixture.path).with_row_invariant(true));
     for kv_scheme in [KvScheme::F16, KvScheme::Int8] {
-        let limits = Limits { kv_scheme, ..limits(1, 160, 8) };
+        let limits = Limits { kv_scheme, ..limits(1, 160, 16) };
         compare("a sliding window", &model, limits, &fixture.ids[..40], &samplings()[..1], 100);
     }
+}
+
+/// Contexts so long that attention of decode rows has KV splits.
+#[test]
+fn rows_of_long_contexts_are_split_as_single_ones() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let config = serde_json::json!({
+        "model_type": "gemma3_text", "num_hidden_layers": 4, "hidden_size": 128, "intermediate_size": 256,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64, "query_pre_attn_scalar": 64,
+        "sliding_window": 512, "sliding_window_pattern": 1, "max_position_embeddings": 4096, "vocab_size": 512,
+        "rope_theta": 1e6, "rope_local_base_freq": 1e4,
+    });
+    let config = Config::from_hf("split".as_ref(), &config).unwrap();
+    let model = Model::random(&device, config, Scheme::Int8, |_| ()).unwrap().with_row_invariant(true);
+    let model = Arc::new(model);
+    // The tokens are always the same; the log probabilities of the others are not.
+    let sampling = &Sampling { top: 5, ..samplings()[1].clone() };
+    let run = |expected: &[Sampled]| {
+        let mut runner = Runner::new(model.clone(), limits(2, 2048, 64)).unwrap();
+        let mut start = |length: u32| {
+            let prompt: Vec<u32> = (0..length).map(|at| (at * at + 7 * at + length) % 512).collect();
+            let mut sequence = runner.start().unwrap();
+            runner.prompt(&mut sequence, &prompt, sampling, |_| true).unwrap();
+            sequence
+        };
+        let mut sequence = start(1200);
+        // Its row comes before those of the drafts, in steps that attend in another way.
+        let mut other = start(1100);
+        let mut tokens: Vec<Sampled> = vec![];
+        while tokens.len() < 34 {
+            let token = tokens.last().map_or(1, |sampled| sampled.token);
+            let drafts: Vec<u32> = expected.iter().skip(tokens.len()).map(|one| one.token).collect();
+            let others = usize::from(tokens.len() >= 16);
+            let drafts = &drafts[..drafts.len().min(runner.max_verify_rows() - 1 - others)];
+            let rows = VerifyRows { sequence: &mut sequence, token, drafts, sampling, masks: &[] };
+            let other = VerifyRows { sequence: &mut other, token: 2, drafts: &[], sampling, masks: &[] };
+            let sampled = runner.verify(&mut [rows, other][..1 + others]).unwrap().remove(0);
+            assert_eq!(sampled.len(), drafts.len() + 1, "all drafts are right");
+            tokens.extend(sampled);
+        }
+        tokens
+    };
+    let single = run(&[]);
+    let all_bits = |tokens: &[Sampled]| tokens.iter().map(bits).collect::<Vec<_>>();
+    assert_eq!(all_bits(&run(&single)[..34]), all_bits(&single));
+    device.assert_no_messages();
 }
 
 #[test]

@@ -87,7 +87,7 @@ pub struct Arguments {
     /// With --images: weight scheme of the image encoder; f16 where rows do not consist of whole groups
     #[arg(long, value_name = "QUANT", default_value = "f16", requires = "images")]
     encoder_quant: gemv::Quant,
-    /// Measure verify steps of 1 to 8 rows; with a text file, which takes -m, also what speculative decoding gains where
+    /// Measure verify steps of each number of rows; with a text file, which takes -m, also what speculative decoding gains where
     /// that text is generated
     #[arg(long, value_name = "FILE", num_args = 0..=1, conflicts_with_all = ["gemv", "bandwidth", "load", "beside", "images", "plot", "profile"])]
     speculate: Option<Option<std::path::PathBuf>>,

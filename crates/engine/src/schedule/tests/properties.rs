@@ -166,7 +166,12 @@ fn scenario(max_errors: usize) -> impl Strategy<Value = Scenario> {
     let cache = (0.0..2.0_f64, 1..40_u32, prop::bool::weighted(0.8));
     let encoder = (1..4_u32, 1..4_u32, 1..10_usize);
     let max_verify_sequences = prop_oneof![Just(u32::MAX), 1..3_u32];
-    let verify = (1..12_u32, max_verify_sequences, step_times(), option::weighted(0.4, draft_model()));
+    let verify = (
+        1..=model::MAX_VERIFY_ROWS as u32,
+        max_verify_sequences,
+        step_times(),
+        option::weighted(0.4, draft_model()),
+    );
     (sequences, steps, cache, encoder, verify).prop_flat_map(
         move |(sequences, steps, cache, encoder, verify)| {
             let (max_verify_rows, max_verify_sequences, step_times, draft_model) = verify;
