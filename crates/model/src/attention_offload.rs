@@ -25,7 +25,7 @@ use npu::{
 use tensor::KvScheme;
 
 use crate::{
-    MAX_VERIFY_ROWS, Result,
+    Result,
     kv_cache::KvCache,
     npu_operation::{Interruption, NpuOperation},
     offload::host_buffer,
@@ -150,10 +150,10 @@ impl AttentionOffload {
 
     /// Whether the NPU takes a prefill step of these rows: they belong to one sequence, and are more than a verify step
     /// has, whose rows must get the bits of single ones.
-    pub fn takes(&self, rows: &[Row]) -> bool {
+    pub fn takes(&self, rows: &[Row], max_verify_rows: usize) -> bool {
         let same = rows.iter().all(|row| row.slot == rows[0].slot);
         let last = rows.iter().map(|row| row.last_visible).max().unwrap_or(0);
-        self.npu.is_used() && rows.len() > MAX_VERIFY_ROWS && same && last < MAX_CONTEXT
+        self.npu.is_used() && rows.len() > max_verify_rows && same && last < MAX_CONTEXT
     }
 
     /// Whether a step has been recorded.

@@ -425,7 +425,10 @@ impl Runner {
     /// Runs a step whose inputs have been written with its attention on the NPU. False if that is not used, or the step did
     /// not end there: the GPU has to run all of it.
     fn attend_on_npu(&mut self, key: ProgramKey, rows: &[Row]) -> Result<bool> {
-        let takes = |attention: &&mut AttentionOffload| key.batch == Batch::Prefill && attention.takes(rows);
+        let max_verify_rows = self.model.max_verify_rows();
+        let takes = |attention: &&mut AttentionOffload| {
+            key.batch == Batch::Prefill && attention.takes(rows, max_verify_rows)
+        };
         let Self { model, cache, state, sampler, programs, pacer, encoder, attention, step_timeout, .. } =
             self;
         let Some(attention) = attention.as_mut().filter(takes) else { return Ok(false) };

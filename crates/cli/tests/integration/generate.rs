@@ -167,7 +167,7 @@ fn verify_steps_and_the_gain_of_a_text_are_measured() {
     assert!(stdout(&bench(&[])).contains("ms per step"));
     // It drafts for itself.
     let draft = &json(&bench(&[&file, "--draft", &tiny(), "--json"]))["draft"];
-    assert_eq!(draft["acceptance"].as_array().unwrap().len(), 7, "{draft}");
+    assert_eq!(draft["acceptance"].as_array().unwrap().len(), model::MAX_VERIFY_ROWS - 1, "{draft}");
     assert!(draft["acceptance"].as_array().unwrap().iter().all(|rate| rate.as_f64() > Some(0.9)), "{draft}");
     assert!(draft["gain"].as_f64().unwrap() >= 1.0 && draft["step_ms"].as_f64().unwrap() > 0.0, "{draft}");
     let without_text = bench(&["--draft", &tiny()]);

@@ -309,7 +309,7 @@ fn logits_with_attention_on_the_npu_are_those_of_the_gpu() {
     {
         let fixture = Fixture::open(name);
         // Two chunks: the second sees the pages of the first.
-        let ids: Vec<u32> = fixture.ids.iter().copied().cycle().take(40).collect();
+        let ids: Vec<u32> = fixture.ids.iter().copied().cycle().take(44).collect();
         let limits = Limits { kv_scheme: scheme, ..crate::common::limits(1, 64, 24) };
         let runner = || Runner::new(crate::common::load(&device, &fixture.path), limits).unwrap();
         let want = prompt_logits(&mut runner(), &ids);
