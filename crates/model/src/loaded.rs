@@ -148,8 +148,8 @@ fn supports_f16(config: &Config, weights: &Weights) -> bool {
 pub const MAX_VERIFY_ROWS: usize = 16;
 
 /// Maximum rows of a verify step on a device. On GPUs they are those that the products of few rows take: more would read the
-/// weights with kernels that add up in another order. CPU drivers have one kernel for any number; there each row costs so
-/// much arithmetic that more than 16 gain nothing.
+/// weights with kernels that add up in another order. CPU drivers have one kernel for any number; there more than 16
+/// have not been tried.
 pub fn max_verify_rows(caps: &Caps) -> usize {
     if Model::row_invariance_is_free(caps) { MAX_VERIFY_ROWS } else { gemv::MAX_COLUMNS }
 }

@@ -9,7 +9,7 @@ use std::{
     sync::Arc,
 };
 
-use checkpoint::Checkpoint;
+use checkpoint::{Checkpoint, Config};
 use gpu::Device;
 use model::{KvScheme, Limits, Model, Runner};
 use serde_json::Value;
@@ -149,6 +149,18 @@ impl Fixture {
     pub fn list(&self, key: &str) -> Vec<u32> {
         self.reference[key].as_array().unwrap().iter().map(|value| value.as_u64().unwrap() as u32).collect()
     }
+}
+
+/// A model small enough for contexts so long that attention has KV splits: of `layers` layers, each `pattern`-th one
+/// without a sliding window.
+pub fn long_config(layers: u32, pattern: u32) -> Config {
+    let config = serde_json::json!({
+        "model_type": "gemma3_text", "num_hidden_layers": layers, "hidden_size": 128, "intermediate_size": 256,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64, "query_pre_attn_scalar": 64,
+        "sliding_window": 512, "sliding_window_pattern": pattern, "max_position_embeddings": 4096,
+        "vocab_size": 512, "rope_theta": 1e6, "rope_local_base_freq": 1e4,
+    });
+    Config::from_hf("long".as_ref(), &config).unwrap()
 }
 
 /// Limits for tiny models, with pages so small that sliding windows move past them.

@@ -3,8 +3,7 @@
 use crate::common;
 use std::{sync::Arc, time::Duration};
 
-use crate::common::{Fixture, limits, load, load_alone};
-use checkpoint::Config;
+use crate::common::{Fixture, limits, load, load_alone, long_config};
 use model::{
     Activations, DecodeRow, Error, KvScheme, Limits, Model, PrefillChunk, Runner, Sampled, Sampling, Sequence,
 };
@@ -398,13 +397,7 @@ fn mixed_chunks_fill_a_bucket_within_the_time_limit() {
 #[test]
 fn kv_splits_of_decode_and_prefill_rows_do_not_interfere() {
     let Some(device) = testkit::cpu_device() else { return };
-    let config = serde_json::json!({
-        "model_type": "gemma3_text", "num_hidden_layers": 2, "hidden_size": 128, "intermediate_size": 256,
-        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64, "query_pre_attn_scalar": 64,
-        "sliding_window": 512, "sliding_window_pattern": 2, "max_position_embeddings": 4096, "vocab_size": 512,
-        "rope_theta": 1e6, "rope_local_base_freq": 1e4,
-    });
-    let config = Config::from_hf("split".as_ref(), &config).unwrap();
+    let config = long_config(2, 2);
     let model = Arc::new(Model::random(&device, config, Scheme::Int8, |_| ()).unwrap());
     let sampling = Sampling::default();
     let run = |mixed: bool, decoding: usize, chunk: usize| {

@@ -3,9 +3,9 @@
 
 use std::{path::Path, sync::Arc};
 
-use crate::common::{FAMILIES, Fixture, limits, load, load_alone};
+use crate::common::{FAMILIES, Fixture, limits, load, load_alone, long_config};
 use crate::reference::file;
-use checkpoint::{Checkpoint, Config};
+use checkpoint::Checkpoint;
 use model::{
     Activations, DecodeRow, Error, KvScheme, Limits, MAX_VERIFY_ROWS, Model, NoExactVerify, Runner, Sampled,
     Sampling, Sequence, VerifyRows, language::Language,
@@ -195,13 +195,7 @@ fn windows_that_slide_past_drafts_lose_nothing() {
 #[test]
 fn rows_of_long_contexts_are_split_as_single_ones() {
     let Some(device) = testkit::cpu_device() else { return };
-    let config = serde_json::json!({
-        "model_type": "gemma3_text", "num_hidden_layers": 4, "hidden_size": 128, "intermediate_size": 256,
-        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64, "query_pre_attn_scalar": 64,
-        "sliding_window": 512, "sliding_window_pattern": 1, "max_position_embeddings": 4096, "vocab_size": 512,
-        "rope_theta": 1e6, "rope_local_base_freq": 1e4,
-    });
-    let config = Config::from_hf("split".as_ref(), &config).unwrap();
+    let config = long_config(4, 1);
     let model = Model::random(&device, config, Scheme::Int8, |_| ()).unwrap().with_row_invariant(true);
     let model = Arc::new(model);
     // The tokens are always the same; the log probabilities of the others are not.
