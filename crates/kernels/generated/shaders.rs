@@ -2315,11 +2315,20 @@ pub mod layer_norm {
         pub output: u32,
         /// `NORMED_RESIDUAL`: `bool`, constant 4.
         pub normed_residual: bool,
+        /// `X_F16`: `bool`, constant 5.
+        pub x_f16: bool,
     }
 
     impl Default for Constants {
         fn default() -> Self {
-            Self { threads: 64, vec4s_per_thread: 1, add: false, output: 0, normed_residual: false }
+            Self {
+                threads: 64,
+                vec4s_per_thread: 1,
+                add: false,
+                output: 0,
+                normed_residual: false,
+                x_f16: false,
+            }
         }
     }
 
@@ -2331,6 +2340,7 @@ pub mod layer_norm {
                 u32::from(self.add),
                 self.output,
                 u32::from(self.normed_residual),
+                u32::from(self.x_f16),
             ]
         }
     }
@@ -2340,7 +2350,7 @@ pub mod layer_norm {
         name: "layer_norm.t0",
         spirv: include_bytes!("layer_norm.t0.spv"),
         push_size: 72,
-        constant_ids: &[0, 1, 2, 3, 4],
+        constant_ids: &[0, 1, 2, 3, 4, 5],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 
@@ -2349,7 +2359,7 @@ pub mod layer_norm {
         name: "layer_norm.t1",
         spirv: include_bytes!("layer_norm.t1.spv"),
         push_size: 72,
-        constant_ids: &[0, 1, 2, 3, 4],
+        constant_ids: &[0, 1, 2, 3, 4, 5],
         local_size: [gpu::LocalSize::Constant(0), gpu::LocalSize::Fixed(1), gpu::LocalSize::Fixed(1)],
     };
 

@@ -1,6 +1,7 @@
 //! Self-test cases: the kernel against its reference.
 
 use gpu::{Caps, Device, Result};
+use half::f16;
 
 use super::{
     Fusion, LayerNorm, Operands,
@@ -8,9 +9,9 @@ use super::{
     reference,
 };
 use crate::{
-    Activations,
+    Activations, F16_UNIT,
     case::{Case, Comparison, Random, TIMEOUT, arena},
-    row,
+    f16_at, row,
     vectors::compare::{compare, poisoned},
 };
 
@@ -23,7 +24,15 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
     let sizes = [(1, 4), (3, 64), (3, 140), (4, 1152)];
     for tier in row::tiers(caps) {
         for output in [Activations::F32, Activations::F16] {
-            for (add, normed_residual) in [(false, false), (true, false), (true, true), (false, true)] {
+            let (floats, halves) = (Some(Activations::F32), Some(Activations::F16));
+            for (add, normed_residual) in [
+                (None, false),
+                (floats, false),
+                (floats, true),
+                (None, true),
+                (halves, false),
+                (halves, true),
+            ] {
                 let plans = sizes
                     .iter()
                     .filter_map(|(rows, n)| policy::at_tier(caps, *n, tier).map(|plan| (*rows, *n, plan)));
@@ -38,7 +47,10 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
 fn case(plan: Plan, fusion: Fusion, rows: usize, n: usize) -> Case {
     let name = format!(
         "{rows} × {n}{}, to {}{}",
-        if fusion.add { ", residual" } else { "" },
+        match fusion.add {
+            Some(add) => format!(", residual + {add}"),
+            None => String::new(),
+        },
         fusion.output,
         if fusion.normed_residual { " and to the residual" } else { "" }
     );
@@ -50,7 +62,10 @@ fn run(device: &Device, plan: Plan, fusion: Fusion, rows: usize, n: usize) -> Re
     let mut floats =
         |count: usize, scale: f32| (0..count).map(|_| random.signed() * scale).collect::<Vec<f32>>();
     // One row more than is active: it must stay unchanged.
-    let (x, mut before) = (floats((rows + 1) * n, 1.0), floats((rows + 1) * n, 3.0));
+    let (mut x, mut before) = (floats((rows + 1) * n, 1.0), floats((rows + 1) * n, 3.0));
+    if fusion.add == Some(Activations::F16) {
+        x.iter_mut().for_each(|value| *value = f16::from_f32(*value / F16_UNIT).to_f32() * F16_UNIT);
+    }
     let (x_bias, mut weight, bias) = (floats(n, 1.0), floats(n, 2.0), floats(n, 2.0));
     // A row with a mean far larger than its deviation, and one with a NaN, which must not affect the others.
     if rows > 2 {
@@ -67,7 +82,7 @@ fn run(device: &Device, plan: Plan, fusion: Fusion, rows: usize, n: usize) -> Re
     }
     let (before, weight) = (before, weight);
     let (want, want_residual) = reference::layer_norm(&reference::Inputs {
-        x: fusion.add.then_some((&x, &x_bias)),
+        x: fusion.add.is_some().then_some((&x, &x_bias)),
         residual: &before[..rows * n],
         weight: &weight,
         bias: &bias,
@@ -78,7 +93,14 @@ fn run(device: &Device, plan: Plan, fusion: Fusion, rows: usize, n: usize) -> Re
     // Padding of the input rows, where their number is odd: it must not be read.
     let x_stride = if rows % 2 == 1 { n + 12 } else { n };
     let padded = x.chunks(n).flat_map(|row| row.iter().copied().chain(vec![f32::NAN; x_stride - n]));
-    let x = arena.buffer_from("x", &padded.collect::<Vec<_>>())?;
+    let padded: Vec<f32> = padded.collect();
+    let x = match fusion.add {
+        Some(Activations::F16) => {
+            let halves = (0..padded.len()).map(|i| f16::from_f32(padded[f16_at(i)] / F16_UNIT).to_bits());
+            arena.buffer_from("x", &halves.collect::<Vec<_>>())?
+        }
+        _ => arena.buffer_from("x", &padded)?,
+    };
     let x_bias = arena.buffer_from("x bias", &x_bias)?;
     let residual = arena.buffer_from("residual", &before)?;
     let weight = arena.buffer_from("weight", &weight)?;
@@ -88,9 +110,9 @@ fn run(device: &Device, plan: Plan, fusion: Fusion, rows: usize, n: usize) -> Re
     let kernel = LayerNorm::with_plan(device, fusion, n, EPSILON, plan)?;
     let mut recorder = device.recorder()?;
     let operands = Operands {
-        x: fusion.add.then(|| x.view()),
+        x: fusion.add.is_some().then(|| x.view()),
         x_stride,
-        x_bias: fusion.add.then(|| x_bias.view()),
+        x_bias: fusion.add.is_some().then(|| x_bias.view()),
         residual: residual.view(),
         weight: weight.view(),
         bias: bias.view(),
@@ -106,7 +128,7 @@ fn run(device: &Device, plan: Plan, fusion: Fusion, rows: usize, n: usize) -> Re
     let after = if fusion.normed_residual { &want } else { &want_residual };
     for (i, want) in after.iter().enumerate() {
         let at = || format!("residual of row {}, {}", i / n, i % n);
-        let allowed = if fusion.add || fusion.normed_residual { want.allowed } else { 0.0 };
+        let allowed = if fusion.add.is_some() || fusion.normed_residual { want.allowed } else { 0.0 };
         comparison.close_or_nan(at, f64::from(residual[i]), want.value, allowed);
     }
     compare(&mut comparison, &want, y)?;

@@ -19,16 +19,20 @@ layout(constant_id = 2) const bool ADD = false;
 // As Activations (vectors.rs): f32 or f16.
 layout(constant_id = 3) const uint OUTPUT = 0;
 layout(constant_id = 4) const bool NORMED_RESIDUAL = false;
+// Format of x: f16 activations instead of f32.
+layout(constant_id = 5) const bool X_F16 = false;
 
 #include "reduce.glsl"
 
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Floats4 { vec4 data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer Halves4 { uvec2 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Active { uint rows; };
 layout(buffer_reference, scalar, buffer_reference_align = 16) buffer Residual4 { vec4 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 16) writeonly buffer Output4 { vec4 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 8) writeonly buffer Words2 { uvec2 data[]; };
 
 layout(push_constant, scalar) uniform Push {
+    // f32 or f16.
     Floats4 x;
     Floats4 x_bias;
     Residual4 residual;
@@ -44,6 +48,10 @@ layout(push_constant, scalar) uniform Push {
 } push;
 
 const bool F16 = OUTPUT == 3;
+
+vec4 x_values(uint i) {
+    return X_F16 ? f16_activation_values(Halves4(push.x).data[i]) : push.x.data[i];
+}
 
 float sum_of(vec4 value) {
     return (value.x + value.y) + (value.z + value.w);
@@ -65,7 +73,7 @@ void main() {
         uint i = min(thread + j * THREADS, vec4s - 1);
         value[j] = push.residual.data[first + i];
         if (ADD) {
-            value[j] += push.x.data[first_x + i] + push.x_bias.data[i];
+            value[j] += x_values(first_x + i) + push.x_bias.data[i];
         }
     }
     float sum = 0.0;

@@ -29,8 +29,9 @@ pub static KERNEL: Kernel = Kernel {
 /// The operations fused with the norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fusion {
-    /// An input and its bias are added to the residual stream first, which is updated in place.
-    pub add: bool,
+    /// Storage format of an input, f32 or f16: it and its bias are added to the residual stream first, which is updated in
+    /// place.
+    pub add: Option<Activations>,
     /// The residual stream becomes the normed rows (BERT), not the sum that they are the norm of.
     pub normed_residual: bool,
     /// Storage format of the output: f32 or f16.
@@ -48,7 +49,7 @@ pub struct LayerNorm {
 /// The buffers of one call. Each row has the kernel's length; those of `residual` follow each
 /// other without padding.
 pub struct Operands<'a> {
-    /// Input rows, f32, if the fusion adds them.
+    /// Input rows, in the format of the fusion, if it adds them.
     pub x: Option<View>,
     /// Values from one input row to the next, a multiple of 4: the length of a row, or [`Vectors::stride`].
     pub x_stride: usize,
@@ -79,9 +80,12 @@ impl LayerNorm {
 
     /// The same with a given plan for rows of `n` values.
     fn with_plan(device: &Device, fusion: Fusion, n: usize, epsilon: f32, plan: Plan) -> Result<Self> {
-        if !matches!(fusion.output, Activations::F32 | Activations::F16) {
-            let reason = format!("the output must be f32 or f16, not {}", fusion.output);
-            return Err(Error::InvalidUse { what: "layer_norm".into(), reason });
+        let formats = [("output", Some(fusion.output)), ("input", fusion.add)];
+        for (what, format) in formats.into_iter().filter_map(|(what, format)| Some((what, format?))) {
+            if !matches!(format, Activations::F32 | Activations::F16) {
+                let reason = format!("the {what} must be f32 or f16, not {format}");
+                return Err(Error::InvalidUse { what: "layer_norm".into(), reason });
+            }
         }
         Ok(Self { fusion, n, epsilon, pipeline: variant(fusion, plan).pipeline(device)? })
     }
@@ -90,7 +94,7 @@ impl LayerNorm {
     pub fn record(&self, recorder: &mut Recorder, name: &str, operands: &Operands<'_>) -> Result<()> {
         let Operands { x, x_stride, x_bias, residual, weight, bias, active, y } = operands;
         let wrong = |reason: String| Err(Error::InvalidUse { what: name.to_string(), reason });
-        if x.is_some() != self.fusion.add || x_bias.is_some() != self.fusion.add {
+        if [x, x_bias].iter().any(|view| view.is_some() != self.fusion.add.is_some()) {
             return wrong("x and x_bias must be given if and only if the fusion adds them".into());
         }
         if y.k != self.n {
@@ -109,11 +113,12 @@ impl LayerNorm {
         target.check(name, self.fusion.output, self.n, y.columns)?;
         // The last row needs no padding.
         let x_values = y.columns.saturating_sub(1) * x_stride + self.n;
+        let x_words = if self.fusion.add == Some(Activations::F16) { x_values / 2 } else { x_values };
         let rows = self.n * y.columns;
         crate::row::check(
             name,
             &[
-                ("x", x.as_ref(), x_values),
+                ("x", x.as_ref(), x_words),
                 ("x_bias", x_bias.as_ref(), self.n),
                 ("residual", Some(residual), rows),
                 ("weight", Some(weight), self.n),
@@ -145,7 +150,11 @@ fn variant(fusion: Fusion, plan: Plan) -> Variant {
     let Plan { tier, row } = plan;
     let label = format!(
         "{}norm{}{} {} threads × {}",
-        if fusion.add { "residual + " } else { "" },
+        match fusion.add {
+            None => "",
+            Some(Activations::F16) => "residual + f16 ",
+            Some(_) => "residual + ",
+        },
         if fusion.normed_residual { " → residual" } else { "" },
         if fusion.output == Activations::F32 { String::new() } else { format!(" → {}", fusion.output) },
         row.threads,
@@ -154,9 +163,10 @@ fn variant(fusion: Fusion, plan: Plan) -> Variant {
     let constants = Constants {
         threads: row.threads,
         vec4s_per_thread: row.vec4s_per_thread,
-        add: fusion.add,
+        add: fusion.add.is_some(),
         output: fusion.output as u32,
         normed_residual: fusion.normed_residual,
+        x_f16: fusion.add == Some(Activations::F16),
     };
     Variant::new(label, TIERS, tier, &constants, Subgroup::Any)
 }

@@ -39,12 +39,13 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
     let outputs = [Activations::F32, Activations::F16];
     let plans = |n| row::tiers(caps).filter_map(move |tier| at_tier(caps, n, tier));
     let fusion = |add, normed_residual, output| Fusion { add, normed_residual, output };
-    let images = outputs.into_iter().flat_map(|output| [false, true].map(|add| fusion(add, false, output)));
+    let addends = [None, Some(Activations::F32), Some(Activations::F16)];
+    let images = outputs.into_iter().flat_map(|output| addends.map(|add| fusion(add, false, output)));
     let images = MODEL_LENGTHS
         .into_iter()
         .flat_map(plans)
         .flat_map(|plan| images.clone().map(move |fusion| variant(fusion, plan)));
-    let texts = outputs.map(|output| fusion(true, true, output));
+    let texts = outputs.map(|output| fusion(Some(Activations::F32), true, output));
     let texts =
         BERT_LENGTHS.into_iter().flat_map(plans).flat_map(|plan| texts.map(|fusion| variant(fusion, plan)));
     images.chain(texts).collect()

@@ -3,7 +3,7 @@ use gpu::View;
 use super::{Fusion, LayerNorm, Operands};
 use crate::{Activations, Vectors, case::arena};
 
-const PLAIN: Fusion = Fusion { add: false, normed_residual: false, output: Activations::F32 };
+const PLAIN: Fusion = Fusion { add: None, normed_residual: false, output: Activations::F32 };
 
 #[test]
 fn all_cases_on_the_cpu_driver() {
@@ -36,7 +36,9 @@ fn invalid_operands_are_rejected() {
             active: active.clone(),
             y,
         };
-        let kernel = LayerNorm::new(&device, Fusion { add, ..PLAIN }, 64, 1e-6).unwrap();
+        let kernel =
+            LayerNorm::new(&device, Fusion { add: add.then_some(Activations::F32), ..PLAIN }, 64, 1e-6)
+                .unwrap();
         kernel.record(&mut recorder, "norm", &operands).map_err(|error| error.to_string())
     };
     let y = Vectors::f32(&mut arena, "y", 64, 2).unwrap();

@@ -246,7 +246,7 @@ pub fn reproducible(caps: &Caps, fragments: Fragments, shape: &Shape) -> Option<
     })
 }
 
-/// The plan for a shape of which often only the first `active` columns are active: image encoders are recorded for several
+/// The plan for a shape of which about the first `active` columns are active: image encoders have buffers for several
 /// images, and mostly encode one. K is not split, since the columns that are active would not fill the splits.
 pub fn partly_active_plan(caps: &Caps, fragments: Fragments, shape: &Shape, active: usize) -> Option<Plan> {
     let plan = plan(caps, fragments, shape)?;
@@ -260,7 +260,7 @@ pub fn partly_active_plan(caps: &Caps, fragments: Fragments, shape: &Shape, acti
     let tile = if fits(&WIDE_DIRECT) && !fits(&LARGE_DIRECT) {
         // One round of workgroups instead of two.
         WIDE_DIRECT
-    } else if k < SHORT_K && rows > k {
+    } else if k < SHORT_K && rows > k || LARGEST_DIRECT.count(rows, active) >= 2 * round(&LARGEST_DIRECT) {
         // No workgroup adds up partial sums.
         LARGEST_DIRECT
     } else if k < SHORT_K {

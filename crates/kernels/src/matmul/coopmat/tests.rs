@@ -64,6 +64,27 @@ fn only_devices_with_cooperative_matrices_have_plans() {
     );
 }
 
+/// An image encoder has products for one image and for several: an image must not depend on the others.
+#[test]
+fn sums_of_image_encoders_do_not_depend_on_the_number_of_images() {
+    // SigLIP's products.
+    for (rows, k) in [(3456, 1152), (1152, 1152), (4304, 1152), (1152, 4304)] {
+        let weights = Layout { scheme: Scheme::F16, rows, k };
+        let shape = Shape { weights, ..shape(1152, 1152, 4 * 4096) };
+        let plan = |active| {
+            let plan =
+                policy::partly_active_plan(&known::h200(), Fragments::FourThreadsPerRow, &shape, active);
+            plan.expect("there is one")
+        };
+        for active in [4096, 4 * 4096] {
+            assert!(plan(active).direct && plan(active).splits == 1, "{rows} × {k}, {active} columns");
+        }
+        // Of one image, a single round of workgroups where that is possible.
+        assert_eq!(plan(4096).tile.columns == 144, rows == 1152, "{rows} × {k}");
+        assert_eq!((plan(4 * 4096).tile.rows, plan(4 * 4096).tile.columns), (256, 128), "{rows} × {k}");
+    }
+}
+
 #[test]
 fn split_k_balances_the_workgroups() {
     let split = |rows, k, columns, split_k| {
