@@ -19,7 +19,7 @@ use std::{
 };
 
 use checkpoint::{EncoderKind, MIN_SOFT_TOKENS, VisionConfig};
-use gpu::{Arena, Buffer, Device, Lifetime, Memory, Program, TimestampMode, Timing};
+use gpu::{Arena, Buffer, Device, Lifetime, Memory, Program, Recorder, TimestampMode, Timing};
 use images::ByteTable;
 use kernels::{Activations, Matrix, matmul::quantize_rows::QuantizeRows, patch_values::PatchValues};
 use npu::settings::Settings;
@@ -42,14 +42,15 @@ pub struct ImageEncoder {
     config: VisionConfig,
     units: MatrixUnits,
     scratch: Scratch,
-    /// One per layer, or a single one; the first begins with the patches, the last ends with soft tokens.
-    programs: Vec<Program>,
+    programs: Programs,
     /// The same for the NPU.
     cut: Option<CutPrograms>,
     /// `None` unless it may use the NPU.
     offload: Option<Offload>,
     /// Patches on their way to the GPU.
     staging: Buffer,
+    /// The images whose patches are there, in order.
+    staged: Vec<Image>,
     /// Makes vectors of their bytes.
     patch_values: PatchValues,
     soft_tokens: SoftTokenCache,
@@ -59,6 +60,13 @@ pub struct ImageEncoder {
     timeout: Duration,
     // Last, so that they outlive the programs.
     weights: VisionWeights,
+}
+
+/// One program per layer, or a single one; the first begins with the patches, the last ends with soft tokens.
+struct Programs {
+    of_one_image: Vec<Program>,
+    /// The same with products for as many rows as there are buffers for, where those are others. Sums have the same order.
+    of_several: Option<Vec<Program>>,
 }
 
 /// The bytes of each image, if all have bytes of the same meaning, and rows of whole words.
@@ -85,6 +93,12 @@ pub struct EncoderLimits {
     /// Images whose soft tokens are kept.
     pub cached_images: u32,
 }
+
+/// Threads that write patches to staging memory, about: one writes more slowly than the memory takes it.
+const COPY_THREADS: usize = 4;
+
+/// Bytes that one of them writes, at least.
+const MIN_COPY_BYTES: usize = 1 << 20;
 
 /// Images whose soft tokens are kept, at least.
 const MIN_CACHED_IMAGES: u32 = 8;
@@ -133,6 +147,16 @@ fn activations(
     }
 }
 
+impl Programs {
+    /// Those for this many rows.
+    fn of(&self, rows: usize, config: &VisionConfig) -> &[Program] {
+        match &self.of_several {
+            Some(programs) if rows > config.max_patches() as usize => programs,
+            _ => &self.of_one_image,
+        }
+    }
+}
+
 impl ImageEncoder {
     /// Allocates the buffers and records the programs. The weights may be filled later.
     pub(crate) fn new(
@@ -152,22 +176,27 @@ impl ImageEncoder {
         let images = limits.max_images.max(1) as usize;
         let activations = activations(device, &config, &weights, units);
         let scratch = Scratch::new(device, &config, &weights, units, activations, images)?;
-        let recording = programs::Recording {
-            device,
-            config: &config,
-            weights: &weights,
-            scratch: &scratch,
-            units,
-            cuts: None,
+        let record = |images| {
+            let (config, weights, scratch) = (&config, &weights, &scratch);
+            let recording =
+                programs::Recording { device, config, weights, scratch, units, images, cuts: None };
+            let recorders =
+                (0..recording.count()).map(|number| recording.program(number, device.recorder()?));
+            recorders.collect::<Result<Vec<_>>>()
         };
-        let recorders = (0..recording.count()).map(|number| recording.program(number, device.recorder()?));
-        let recorders = recorders.collect::<Result<Vec<_>>>()?;
+        let depend_on_images = activations == Activations::F16
+            && programs::depend_on_images(units, device.caps(), &config, &weights, images);
+        let one = record(1)?;
+        let several = depend_on_images.then(|| record(images)).transpose()?;
         let patch_values = PatchValues::new(device, scratch.patch_format())?;
-        let mut pipelines: Vec<_> = recorders.iter().flat_map(|recorder| recorder.pipelines()).collect();
+        let mut pipelines: Vec<_> =
+            one.iter().chain(several.iter().flatten()).flat_map(Recorder::pipelines).collect();
         pipelines.push(patch_values.pipeline().clone());
         device.compile(&pipelines)?;
-        let programs =
-            recorders.into_iter().map(|recorder| Ok(recorder.seal()?)).collect::<Result<Vec<_>>>()?;
+        let seal = |recorders: Vec<Recorder>| {
+            recorders.into_iter().map(|recorder| Ok(recorder.seal()?)).collect::<Result<Vec<_>>>()
+        };
+        let programs = Programs { of_one_image: seal(one)?, of_several: several.map(seal).transpose()? };
         let mut upload = Arena::new(device, Lifetime::Staging, Memory::Upload);
         let staging = upload.buffer_from("patches", &vec![0_u8; scratch.upload_bytes() as usize])?;
         let soft_tokens = SoftTokenCache::new(device, &config, limits.cached_images)?;
@@ -180,6 +209,7 @@ impl ImageEncoder {
             cut: None,
             offload: None,
             staging,
+            staged: vec![],
             patch_values,
             soft_tokens,
             batch: None,
@@ -226,13 +256,7 @@ impl ImageEncoder {
         let start = Instant::now();
         loop {
             if self.batch.is_none() {
-                let mut missing: Vec<Image> = vec![];
-                for image in images {
-                    let listed = missing.iter().any(|other| other.id() == image.id());
-                    if !listed && !self.soft_tokens.contains(image) && missing.len() < self.scratch.images {
-                        missing.push(image.clone());
-                    }
-                }
+                let missing = self.next_batch(images);
                 if missing.is_empty() {
                     return Ok(true);
                 }
@@ -243,6 +267,20 @@ impl ImageEncoder {
                 return Ok(false);
             }
         }
+    }
+
+    /// As many of these images as are encoded together, without those that are cached or being encoded.
+    fn next_batch(&self, images: &[Image]) -> Vec<Image> {
+        let encoding = self.batch.iter().flat_map(|batch| &batch.images);
+        let encoding: Vec<&Image> = encoding.collect();
+        let mut next: Vec<Image> = vec![];
+        for image in images {
+            let is_known = next.iter().chain(encoding.iter().copied()).any(|other| other.id() == image.id());
+            if !is_known && !self.soft_tokens.contains(image) && next.len() < self.scratch.images {
+                next.push(image.clone());
+            }
+        }
+        next
     }
 
     fn check(&self, image: &Image) -> Result<()> {
@@ -282,27 +320,25 @@ impl ImageEncoder {
     /// Forgets all soft tokens, since they may be wrong.
     pub(crate) fn clear(&mut self) {
         self.batch = None;
+        self.staged.clear();
         self.soft_tokens.clear();
     }
 
-    /// Uploads the patches of images.
-    fn start(&mut self, images: Vec<Image>) -> Result<()> {
-        let grids: Vec<Grid> = images.iter().map(Grid::of).collect();
-        self.scratch.write_images(&grids, self.config.pooled_patches)?;
-        let rows = grids.iter().map(|grid| grid.patches() as usize).sum();
-        let mut recorder = self.device.recorder()?;
-        match common_bytes(&images) {
-            Some((parts, table)) => {
-                let mut at = 0;
-                for part in parts {
-                    self.staging.write(at, part)?;
-                    at += part.len() as u64;
-                }
-                self.scratch.write_byte_table(table)?;
-                recorder.copy("patches", self.staging.slice(0..at)?, self.scratch.bytes.slice(0..at)?)?;
-                let k = self.config.patch_values() as usize;
-                let operands = self.scratch.patch_bytes(table.run)?;
-                self.patch_values.record(&mut recorder, "patches", rows, k, &operands)?;
+    /// Writes the patches of images to staging memory.
+    fn stage(&mut self, images: &[Image]) -> Result<()> {
+        self.staged.clear();
+        match common_bytes(images) {
+            Some((parts, _)) => {
+                let bytes = parts.iter().map(|part| part.len()).sum::<usize>();
+                let chunk = (bytes / COPY_THREADS).max(MIN_COPY_BYTES);
+                let mut rest = self.staging.bytes_mut()?;
+                std::thread::scope(|scope| {
+                    for chunk in parts.into_iter().flat_map(|part| part.chunks(chunk)) {
+                        let (to, others) = rest.split_at_mut(chunk.len());
+                        rest = others;
+                        scope.spawn(|| to.copy_from_slice(chunk));
+                    }
+                });
             }
             None => {
                 let stride = self.scratch.upload_stride as u64 * 4;
@@ -312,6 +348,35 @@ impl ImageEncoder {
                 for (row, patch) in (0..).zip(patches) {
                     self.staging.write(row * stride, bytemuck::cast_slice(&patch))?;
                 }
+            }
+        }
+        self.staged = images.to_vec();
+        Ok(())
+    }
+
+    /// Uploads the patches of images.
+    fn start(&mut self, images: Vec<Image>) -> Result<()> {
+        let grids: Vec<Grid> = images.iter().map(Grid::of).collect();
+        self.scratch.write_images(&grids, self.config.pooled_patches)?;
+        if !self.staged.iter().map(Image::id).eq(images.iter().map(Image::id)) {
+            self.stage(&images)?;
+        }
+        let rows = grids.iter().map(|grid| grid.patches() as usize).sum();
+        let mut recorder = self.device.recorder()?;
+        match common_bytes(&images) {
+            Some((parts, table)) => {
+                let bytes = parts.iter().map(|part| part.len() as u64).sum();
+                self.scratch.write_byte_table(table)?;
+                recorder.copy(
+                    "patches",
+                    self.staging.slice(0..bytes)?,
+                    self.scratch.bytes.slice(0..bytes)?,
+                )?;
+                let k = self.config.patch_values() as usize;
+                let operands = self.scratch.patch_bytes(table.run)?;
+                self.patch_values.record(&mut recorder, "patches", rows, k, &operands)?;
+            }
+            None => {
                 let to = self.scratch.upload(rows)?;
                 recorder.copy("patches", self.staging.slice(0..to.len())?, to)?;
                 if let Scratch { patches, float_patches: Some(floats), .. } = &self.scratch {
@@ -321,6 +386,7 @@ impl ImageEncoder {
             }
         }
         recorder.seal()?.run(self.timeout)?;
+        self.staged.clear();
         self.batch = Some(EncoderBatch { images, layers_done: 0 });
         Ok(())
     }
@@ -331,24 +397,32 @@ impl ImageEncoder {
             return Ok(());
         }
         let Some(batch) = &mut self.batch else { return Ok(()) };
-        let patches = batch.images.iter().map(|image| image.patches().len()).sum::<usize>() as f64;
-        let rest = self.programs.len() - batch.layers_done;
+        let rows = row_counts(&batch.images).all;
+        let programs = self.programs.of(rows, &self.config);
+        let patches = rows as f64;
+        let rest = programs.len() - batch.layers_done;
         let fit = match self.patch_time.map(|time| time * patches) {
             Some(layer) if layer > 0.0 => (budget.as_secs_f64() / layer) as usize,
             _ => 1,
         };
         let layers =
             batch.layers_done..batch.layers_done + fit.clamp(1, rest.min(gpu::MAX_PROGRAMS_PER_SUBMIT));
-        let programs: Vec<&Program> = self.programs[layers.clone()].iter().collect();
+        let (all, programs) = (programs.len(), programs[layers.clone()].iter().collect::<Vec<_>>());
         let start = Instant::now();
-        let run = self.device.submit(&programs).and_then(|ticket| self.device.wait(ticket, self.timeout));
+        let run = self.device.submit(&programs);
+        // While they run, the patches of the next images go to staging memory.
+        let next = if self.staged.is_empty() { self.next_batch(needed) } else { vec![] };
+        let staged = if next.is_empty() { Ok(()) } else { self.stage(&next) };
+        let run = run.and_then(|ticket| self.device.wait(ticket, self.timeout));
         if let Err(error) = run {
             self.batch = None;
             return Err(error.into());
         }
+        staged?;
+        let Some(batch) = &mut self.batch else { return Ok(()) };
         self.patch_time = Some(start.elapsed().as_secs_f64() / (layers.len() as f64 * patches));
         batch.layers_done = layers.end;
-        if batch.layers_done < self.programs.len() {
+        if batch.layers_done < all {
             return Ok(());
         }
         self.finish(needed)
@@ -414,7 +488,7 @@ impl ImageEncoder {
         }
         // Storing may have failed, or the overlay may take none of the matrices.
         if offload.is_used() {
-            self.cut = Some(self.record_cuts(offload, self.programs.len() as u32)?);
+            self.cut = Some(self.record_cuts(offload, self.programs.of_one_image.len() as u32)?);
         }
         Ok(())
     }
@@ -430,7 +504,8 @@ impl ImageEncoder {
         let Self { device, config, units, scratch, weights, .. } = self;
         offload.cuts(device).programs(count, |cuts, number, recorder| {
             let cuts = Some(cuts);
-            let recording = programs::Recording { device, config, weights, scratch, units: *units, cuts };
+            let (units, images) = (*units, 1);
+            let recording = programs::Recording { device, config, weights, scratch, units, images, cuts };
             recording.program(number, recorder)
         })
     }
@@ -443,7 +518,7 @@ impl ImageEncoder {
         let counts = RowCounts { all, pooled: all / side.pow(2) };
         let mut cut = self.record_cuts(offload, 1)?;
         let npu = offload::shortest(|| cut.run(&self.device, offload, 0, counts, self.timeout))?;
-        let program = &self.programs[0];
+        let program = &self.programs.of_one_image[0];
         let gpu = offload::shortest(|| program.run(self.timeout))?;
         offload.compare(&format!("the first layer, for an image of {all} patches,"), npu, gpu);
         Ok(())
@@ -454,7 +529,8 @@ impl ImageEncoder {
         let grids = vec![Grid::largest(&self.config); images.min(self.scratch.images)];
         self.scratch.write_images(&grids, self.config.pooled_patches)?;
         let Self { device, config, units, scratch, weights, .. } = self;
-        let recording = programs::Recording { device, config, weights, scratch, units: *units, cuts: None };
+        let (units, images) = (*units, if grids.len() > 1 { scratch.images } else { 1 });
+        let recording = programs::Recording { device, config, weights, scratch, units, images, cuts: None };
         let mut timings: Vec<Timing> = vec![];
         for number in 0..recording.count() {
             let program = recording.program(number, device.timed_recorder(timestamps)?)?.seal()?;

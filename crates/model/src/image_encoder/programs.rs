@@ -49,17 +49,15 @@ pub(super) fn coopmat_shape(
     coopmat::policy::Shape { weights, columns, epilogue, output, split_k, bias: Bias::None }
 }
 
-/// Its plan where as many images can be encoded together, and mostly one is.
+/// Its plan where about the first `active` columns are active.
 pub(super) fn coopmat_plan(
     units: MatrixUnits,
     caps: &Caps,
     shape: &coopmat::policy::Shape,
-    images: usize,
+    active: usize,
 ) -> Option<coopmat::policy::Plan> {
     match units {
-        MatrixUnits::Device(fragments) => {
-            coopmat::policy::partly_active_plan(caps, fragments, shape, shape.columns / images)
-        }
+        MatrixUnits::Device(fragments) => coopmat::policy::partly_active_plan(caps, fragments, shape, active),
         MatrixUnits::Emulated => units.coopmat_plan(caps, shape),
     }
 }
@@ -69,6 +67,25 @@ pub(super) fn has_gated_epilogue(weights: &VisionWeights, id: VisionMatrix) -> b
     matches!(id, VisionMatrix::GateUp(_)) && weights.clips.is_empty() && weights.by_id(id).count() == 1
 }
 
+/// Whether programs for several images differ from those for one.
+pub(super) fn depend_on_images(
+    units: MatrixUnits,
+    caps: &Caps,
+    config: &VisionConfig,
+    weights: &VisionWeights,
+    images: usize,
+) -> bool {
+    weights.matrices.iter().any(|(id, matrix)| {
+        let rows = match id {
+            VisionMatrix::Projection => config.max_soft_tokens(),
+            _ => config.max_patches(),
+        };
+        let shape = coopmat_shape(weights, *id, matrix, rows as usize * images);
+        let plan = |active| coopmat_plan(units, caps, &shape, active);
+        plan(rows as usize) != plan(shape.columns)
+    })
+}
+
 /// What the programs are recorded from.
 pub(super) struct Recording<'a> {
     pub device: &'a Device,
@@ -76,6 +93,8 @@ pub(super) struct Recording<'a> {
     pub weights: &'a VisionWeights,
     pub scratch: &'a Scratch,
     pub units: MatrixUnits,
+    /// Images that the programs are for; they encode up to as many as there are buffers for.
+    pub images: usize,
     /// Where the NPU multiplies.
     pub cuts: Option<&'a Cuts<'a>>,
 }
@@ -88,8 +107,9 @@ struct LayerNormSlots {
 
 /// Rows that are added to the residual stream.
 struct Addend {
-    /// The rows, and the values from one to the next.
+    /// The rows and their format, and the values from one to the next.
     x: View,
+    format: Activations,
     x_stride: usize,
     /// Their bias.
     bias: View,
@@ -116,9 +136,22 @@ impl Recording<'_> {
 
     /// block = patch embedding · patches.
     fn embed_patches(&self, recorder: &mut Recorder) -> Result<()> {
-        let Scratch { patches, block, .. } = self.scratch;
-        let target = Target::contiguous(block, self.config.hidden as usize);
-        self.products(recorder, "patch embedding", VisionMatrix::PatchEmbed, patches, target)
+        let (id, x) = (VisionMatrix::PatchEmbed, &self.scratch.patches);
+        self.products(recorder, "patch embedding", id, x, self.block_target()?)
+    }
+
+    /// Where the output of a block is f16. An NPU returns f32.
+    fn half_block(&self) -> Option<&Vectors> {
+        let rows = self.scratch.attention.as_ref()?.half_rows.as_ref()?;
+        self.cuts.is_none().then_some(&rows.block)
+    }
+
+    /// Where products write the output of a block.
+    fn block_target(&self) -> Result<Target> {
+        match self.half_block() {
+            Some(block) => Ok(Target::vectors(block)?),
+            None => Ok(Target::contiguous(&self.scratch.block, self.config.hidden as usize)),
+        }
     }
 
     /// The output of attention for queries, keys and values that have been written, in f32 where the scratch memory has that.
@@ -210,9 +243,13 @@ impl Recording<'_> {
         epsilon: f32,
         y: &Vectors,
     ) -> Result<()> {
-        let fusion = layer_norm::Fusion { add: add.is_some(), normed_residual: false, output: y.kind() };
+        let fusion = layer_norm::Fusion {
+            add: add.as_ref().map(|add| add.format),
+            normed_residual: false,
+            output: y.kind(),
+        };
         let (x, x_stride, x_bias) = match add {
-            Some(Addend { x, x_stride, bias }) => (Some(x), x_stride, Some(bias)),
+            Some(Addend { x, x_stride, bias, .. }) => (Some(x), x_stride, Some(bias)),
             None => (None, y.k, None),
         };
         let operands = layer_norm::Operands {
@@ -304,7 +341,8 @@ impl Recording<'_> {
     ) -> Result<()> {
         if x.kind() == Activations::F16 {
             let shape = coopmat_shape(self.weights, id, matrix, x.columns);
-            let plan = coopmat_plan(self.units, self.device.caps(), &shape, self.scratch.images);
+            let columns = x.columns / self.scratch.images * self.images;
+            let plan = coopmat_plan(self.units, self.device.caps(), &shape, columns);
             let (kind, bias) = bias.map_or((Bias::None, None), |(kind, bias)| (kind, Some(bias)));
             let shape = coopmat::policy::Shape { output: target.kind(), bias: kind, ..shape };
             let plan = plan.expect("activations are f16 only where cooperative matrices take every matrix");

@@ -72,14 +72,22 @@ pub(super) struct AttentionScratch {
     pub attended_floats: Option<Vectors>,
     /// The input of the down projection.
     pub activated: Vectors,
-    /// Queries, keys and values as rows of f16 activations, where attention takes them so.
-    pub qkv: Option<Vectors>,
+    /// Rows of f16 activations that elsewhere are f32, or in pages.
+    pub half_rows: Option<HalfRows>,
     pub kv: KvLayer,
     pub table: KvTable,
     /// Position of each row in its image, number of its image, and last position of its image.
     pub positions: Buffer,
     pub slots: Buffer,
     pub last_visible: Buffer,
+}
+
+/// Where products on cooperative matrices write rows of f16 activations, which attention and norms read.
+pub(super) struct HalfRows {
+    /// Queries, keys and values.
+    pub qkv: Vectors,
+    /// The output of a block, before it is added to the residual stream.
+    pub block: Vectors,
 }
 
 /// Buffers where patches become soft tokens without layers.
@@ -232,7 +240,8 @@ impl Scratch {
         let mut recorder = device.recorder()?;
         let attention = self.attention.iter().flat_map(|attention| {
             let vectors = [&attention.attended, &attention.activated].into_iter();
-            vectors.chain(&attention.attended_floats).chain(&attention.qkv)
+            let half_rows = attention.half_rows.iter().flat_map(|rows| [&rows.qkv, &rows.block]);
+            vectors.chain(&attention.attended_floats).chain(half_rows)
         });
         let embedded = self.unified.iter().map(|unified| &unified.embedded);
         let vectors = [&self.patches, &self.normed, &self.pooled].into_iter().chain(embedded);
@@ -412,8 +421,17 @@ impl AttentionScratch {
                 transformer.intermediate as usize,
                 rows,
             )?,
-            qkv: match from_rows {
-                true => Some(Vectors::new(arena, "queries, keys and values", activations, 3 * width, rows)?),
+            half_rows: match from_rows {
+                true => Some(HalfRows {
+                    qkv: Vectors::new(arena, "queries, keys and values", activations, 3 * width, rows)?,
+                    block: Vectors::new(
+                        arena,
+                        "a block's output",
+                        activations,
+                        config.hidden as usize,
+                        rows,
+                    )?,
+                }),
                 false => None,
             },
             kv: KvLayer::allocate(arena, "keys and values of patches", shape)?,
@@ -452,7 +470,9 @@ fn split_k_bytes(
     let bytes = |(id, matrix): &(VisionMatrix, _)| {
         let columns = if *id == VisionMatrix::Projection { soft_tokens } else { rows };
         let shape = coopmat_shape(weights, *id, matrix, columns);
-        Some(coopmat_plan(units, device.caps(), &shape, images)?.scratch_bytes(&shape))
+        let plans =
+            [columns / images, columns].map(|active| coopmat_plan(units, device.caps(), &shape, active));
+        plans.into_iter().flatten().map(|plan| plan.scratch_bytes(&shape)).max()
     };
     weights.matrices.iter().filter_map(bytes).max().unwrap_or(0)
 }

@@ -319,6 +319,29 @@ fn other_sequences_decode_while_an_image_is_encoded() {
     }
 }
 
+/// While a batch is encoded, the patches of the next one are staged.
+#[test]
+fn staged_images_are_those_that_are_encoded_next() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let fixture = VisionFixture::open("gemma4_vision_clipped");
+    let two = fixture.cases().remove(1);
+    let expected = logits(&mut fixture.runner(&device, f32_limits(1, 16)), &two);
+    let [first, second] = [0, 1].map(|number| two.images[number].clone());
+    let others =
+        [10, 11].map(|number| Image::new(Arc::new(first.patches().clone()), id(number), first.soft_tokens()));
+    let [other, another] = others.clone();
+    // The second image is encoded from there.
+    let mut runner = fixture.runner(&device, f32_limits(1, 16));
+    assert!(runner.encode(&[other, another, second], WHOLE).unwrap());
+    assert_eq!(logits(&mut runner, &two), expected);
+    // The first is staged for a batch of its own, which never starts: the next one is of both.
+    let mut runner = fixture.runner(&device, f32_limits(1, 16));
+    let [other, another] = others.clone();
+    assert!(!runner.encode(&[other, another, first], Duration::ZERO).unwrap());
+    while !runner.encode(&others, Duration::ZERO).unwrap() {}
+    assert_eq!(logits(&mut runner, &two), expected);
+}
+
 #[test]
 fn images_that_cannot_be_prefilled_are_errors() {
     let Some(device) = testkit::cpu_device() else { return };

@@ -87,7 +87,13 @@ impl Recording<'_> {
     ) -> Result<()> {
         let scratch = self.scratch;
         let bias = self.vector(bias)?;
-        let add = Addend { x: scratch.block.view(), x_stride: y.k, bias };
+        let add = match self.half_block() {
+            Some(block) => {
+                let x = Target::vectors(block)?.y;
+                Addend { x, format: block.kind(), x_stride: block.stride(), bias }
+            }
+            None => Addend { x: scratch.block.view(), format: Activations::F32, x_stride: y.k, bias },
+        };
         self.layer_norm(recorder, Some(add), scratch.residual.view(), norm, transformer.norm_eps, y)
     }
 
@@ -95,8 +101,8 @@ impl Recording<'_> {
     fn siglip_attention(&self, recorder: &mut Recorder, transformer: &Transformer, layer: u32) -> Result<()> {
         let (scratch, attention) = (self.scratch, self.attention());
         let width = attention.attended.k;
-        if let Some(qkv) = &attention.qkv {
-            return self.siglip_attention_of_rows(recorder, transformer, layer, qkv);
+        if let Some(rows) = &attention.half_rows {
+            return self.siglip_attention_of_rows(recorder, transformer, layer, &rows.qkv);
         }
         let target = Target::contiguous(&scratch.wide, 3 * width);
         self.products(recorder, "QKV", VisionMatrix::Qkv(layer), &scratch.normed, target)?;
@@ -128,7 +134,7 @@ impl Recording<'_> {
             let kernel = QuantizeRows::new(self.device, attention.attended.kind(), width)?;
             kernel.record(recorder, "attention", floats, &attention.attended, &scratch.active_range())?;
         }
-        let target = Target::contiguous(&scratch.block, self.config.hidden as usize);
+        let target = self.block_target()?;
         self.products(recorder, "output", VisionMatrix::AttentionOutput(layer), &attention.attended, target)
     }
 
@@ -159,7 +165,7 @@ impl Recording<'_> {
         };
         let kernel = FlashAttention::for_rows(self.device, shape, plan)?;
         kernel.record_rows(recorder, "attention", scratch.rows as u32, &operands)?;
-        let target = Target::contiguous(&scratch.block, self.config.hidden as usize);
+        let target = self.block_target()?;
         self.products(recorder, "output", VisionMatrix::AttentionOutput(layer), &attention.attended, target)
     }
 
@@ -176,7 +182,7 @@ impl Recording<'_> {
             let kernel = BiasGelu::new(self.device, Gelu::Tanh, activated.kind(), activated.k)?;
             kernel.record(recorder, "GELU", &scratch.wide.view(), &bias, activated, &scratch.active())?;
         }
-        let target = Target::contiguous(&scratch.block, self.config.hidden as usize);
+        let target = self.block_target()?;
         self.products(recorder, "down", VisionMatrix::Down(layer), activated, target)
     }
 }

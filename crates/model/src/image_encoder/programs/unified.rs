@@ -2,7 +2,7 @@
 
 use checkpoint::{Role, Slot};
 use gpu::Recorder;
-use kernels::Target;
+use kernels::{Activations, Target};
 
 use super::{Addend, LayerNormSlots, Recording};
 use crate::{Result, image_encoder::scratch::UnifiedScratch};
@@ -26,12 +26,17 @@ impl Recording<'_> {
         // embedded = LayerNorm(block + bias).
         to.fill("clear", &scratch.residual, 0)?;
         let bias = self.vector(Slot::vision(None, Role::PatchEmbedBias))?;
-        let add = Addend { x: scratch.block.view(), x_stride: embedded.k, bias };
+        let add = Addend { x: scratch.block.view(), format: Activations::F32, x_stride: embedded.k, bias };
         let second = norm(Role::PatchEmbedNorm, Role::PatchEmbedNormBias);
         self.layer_norm(to, Some(add), scratch.residual.view(), &second, epsilon, embedded)?;
         // encoded = LayerNorm(embedded + positions).
         self.embed_positions(to)?;
-        let add = Addend { x: Target::vectors(embedded)?.y, x_stride: embedded.stride(), bias: zeros.view() };
+        let add = Addend {
+            x: Target::vectors(embedded)?.y,
+            format: embedded.kind(),
+            x_stride: embedded.stride(),
+            bias: zeros.view(),
+        };
         let third = norm(Role::PositionNorm, Role::PositionNormBias);
         self.layer_norm(to, Some(add), scratch.residual.view(), &third, epsilon, encoded)?;
         self.pool(to, 1.0, None, None)?;

@@ -3,7 +3,7 @@
 use checkpoint::{AttentionSpan, Bert, Role, Slot};
 use gpu::{Recorder, View};
 use kernels::{
-    Target,
+    Activations, Target,
     attention::split_qkv::{self, SplitQkv},
     bias_gelu::{BiasGelu, Gelu},
     layer_norm::{self, LayerNorm},
@@ -45,7 +45,8 @@ impl Recording<'_> {
         [weight, bias]: [View; 2],
     ) -> Result<()> {
         let (scratch, y) = (self.scratch, &self.scratch.normed);
-        let fusion = layer_norm::Fusion { add: true, normed_residual: true, output: y.kind() };
+        let fusion =
+            layer_norm::Fusion { add: Some(Activations::F32), normed_residual: true, output: y.kind() };
         let operands = layer_norm::Operands {
             x: Some(scratch.block.view()),
             x_stride: y.k,
