@@ -65,10 +65,11 @@ pub fn run(
         lines.push(measure(&mut runner, *count, plan.repeats)?);
     }
     let mut profile = None;
+    let together = most.min(encoder_limits.max_images as usize);
     if plan.profile {
-        progress.show("profile of an image");
-        runner.profile_images(1)?;
-        profile = Some(runner.profile_images(1)?);
+        progress.show("profile");
+        runner.profile_images(together)?;
+        profile = Some(runner.profile_images(together)?);
     }
     drop(progress);
     let kernels: Vec<_> = profile.iter().flat_map(|profile| &profile.kernels).collect();
@@ -78,7 +79,7 @@ pub fn run(
         });
         output::print_json(&json!({
             "device": info.name, "driver": info.driver, "model": name, "encoder": scheme.to_string(), "images_together": encoder_limits.max_images,
-            "images": lines, "kernels": kernels.collect::<Vec<_>>(),
+            "images": lines, "profiled_images": together, "kernels": kernels.collect::<Vec<_>>(),
         }))?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -94,7 +95,7 @@ pub fn run(
         );
     }
     if !kernels.is_empty() {
-        text += "\nOne image by kernel:\n";
+        text += &format!("\nImages encoded together, by kernel: {together}\n");
     }
     for share in kernels {
         text += &format!("{:>10.2} ms  {:>4} × {}\n", share.nanoseconds / 1e6, share.count, share.name);
