@@ -103,8 +103,8 @@ const MIN_COPY_BYTES: usize = 1 << 20;
 /// Images whose soft tokens are kept, at least.
 const MIN_CACHED_IMAGES: u32 = 8;
 
-/// Buffers of images that are encoded together may take this fraction of a device's memory: 1/64.
-const MEMORY_DIVISOR: u64 = 64;
+/// Buffers of images that are encoded together may take this fraction of a device's memory: 1/44.
+const MEMORY_DIVISOR: u64 = 44;
 
 impl EncoderLimits {
     /// Limits for a device with this much local memory, and steps of this many prefill tokens: their images must be in
@@ -112,7 +112,7 @@ impl EncoderLimits {
     pub fn new(config: &VisionConfig, device_memory: u64, prefill_chunk: u32) -> Self {
         let fits = |images: &u32| scratch::bytes(config, *images) <= device_memory / MEMORY_DIVISOR;
         Self {
-            max_images: [4, 2].into_iter().find(fits).unwrap_or(1),
+            max_images: [8, 4, 2].into_iter().find(fits).unwrap_or(1),
             cached_images: (prefill_chunk / config.max_soft_tokens()).max(MIN_CACHED_IMAGES),
         }
     }
@@ -354,7 +354,7 @@ impl ImageEncoder {
         Ok(())
     }
 
-    /// Uploads the patches of images.
+    /// Uploads the patches of images, and writes what the first program adds to.
     fn start(&mut self, images: Vec<Image>) -> Result<()> {
         let grids: Vec<Grid> = images.iter().map(Grid::of).collect();
         self.scratch.write_images(&grids, self.config.pooled_patches)?;
@@ -385,6 +385,7 @@ impl ImageEncoder {
                 }
             }
         }
+        programs::start_residual(&mut recorder, &self.config, &self.weights, &self.scratch, images.len())?;
         recorder.seal()?.run(self.timeout)?;
         self.staged.clear();
         self.batch = Some(EncoderBatch { images, layers_done: 0 });

@@ -4,7 +4,7 @@ mod gemma4;
 mod siglip;
 mod unified;
 
-use checkpoint::{EncoderKind, Slot, Transformer, VisionConfig};
+use checkpoint::{EncoderKind, Role, Slot, Transformer, VisionConfig};
 use gpu::{Caps, Device, Recorder, View};
 use kernels::{
     Activations, Epilogue, Matrix, Target, Vectors,
@@ -84,6 +84,32 @@ pub(super) fn depend_on_images(
         let plan = |active| coopmat_plan(units, caps, &shape, active);
         plan(rows as usize) != plan(shape.columns)
     })
+}
+
+/// Records what the residual stream is before the first program: SigLIP's position embeddings.
+pub(super) fn start_residual(
+    recorder: &mut Recorder,
+    config: &VisionConfig,
+    weights: &VisionWeights,
+    scratch: &Scratch,
+    images: usize,
+) -> Result<()> {
+    if !matches!(config.encoder, EncoderKind::Siglip { .. }) {
+        return Ok(());
+    }
+    let positions = vector(weights, Slot::vision(None, Role::PositionEmbed))?;
+    for image in 0..images as u64 {
+        let bytes = image * positions.len()..(image + 1) * positions.len();
+        recorder.copy("positions", positions.clone(), scratch.residual.slice(bytes)?)?;
+    }
+    Ok(())
+}
+
+/// A norm, a bias or SigLIP's position embeddings.
+fn vector(weights: &VisionWeights, slot: Slot) -> Result<View> {
+    let missing =
+        || gpu::Error::InvalidUse { what: format!("{:?}", slot.role), reason: "was not loaded".into() };
+    Ok(weights.vectors.get(&slot).ok_or_else(missing)?.view())
 }
 
 /// What the programs are recorded from.
@@ -362,10 +388,7 @@ impl Recording<'_> {
         Ok(Gemm::new(self.device, shape)?.record(recorder, name, matrix, x, target, active)?)
     }
 
-    /// A norm, a bias or SigLIP's position embeddings.
     fn vector(&self, slot: Slot) -> Result<View> {
-        let missing =
-            || gpu::Error::InvalidUse { what: format!("{:?}", slot.role), reason: "was not loaded".into() };
-        Ok(self.weights.vectors.get(&slot).ok_or_else(missing)?.view())
+        vector(self.weights, slot)
     }
 }

@@ -14,13 +14,10 @@ use kernels::{
 use weights::vision::VisionMatrix;
 
 use super::{Addend, LayerNormSlots, Recording};
-use crate::{
-    Result,
-    image_encoder::scratch::{Scratch, attention_shape},
-};
+use crate::{Result, image_encoder::scratch::attention_shape};
 
 impl Recording<'_> {
-    /// Records a layer: the first from the patches on, the last up to the soft tokens.
+    /// Records a layer: the first from the patches and positions on, the last up to the soft tokens.
     pub(super) fn siglip_layer(
         &self,
         transformer: &Transformer,
@@ -32,7 +29,6 @@ impl Recording<'_> {
         let scratch = self.scratch;
         let to = &mut recorder;
         if layer == 0 {
-            self.copy_positions(to)?;
             self.embed_patches(to)?;
             let norm =
                 LayerNormSlots { weight: slot(Role::AttentionNorm), bias: slot(Role::AttentionNormBias) };
@@ -62,18 +58,6 @@ impl Recording<'_> {
             }
         }
         Ok(recorder)
-    }
-
-    /// residual = position embeddings.
-    fn copy_positions(&self, recorder: &mut Recorder) -> Result<()> {
-        let Scratch { residual, images, .. } = self.scratch;
-        let positions = self.vector(Slot::vision(None, Role::PositionEmbed))?;
-        let bytes = positions.len();
-        for image in 0..*images as u64 {
-            let to = residual.slice(image * bytes..(image + 1) * bytes)?;
-            recorder.copy("positions", positions.clone(), to)?;
-        }
-        Ok(())
     }
 
     /// residual += block + bias; y = LayerNorm(residual).
