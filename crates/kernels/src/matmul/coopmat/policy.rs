@@ -246,14 +246,19 @@ pub fn reproducible(caps: &Caps, fragments: Fragments, shape: &Shape) -> Option<
     })
 }
 
-/// The plan for a shape of which about the first `active` columns are active: image encoders have buffers for several
-/// images, and mostly encode one. K is not split, since the columns that are active would not fill the splits.
+/// The plan for a shape of which about the first `active` columns are active, or all: image encoders have buffers for several
+/// images, and mostly encode one. Where K is short it is not split, so that an image's sums do not depend on how many there
+/// are.
 pub fn partly_active_plan(caps: &Caps, fragments: Fragments, shape: &Shape, active: usize) -> Option<Plan> {
     let plan = plan(caps, fragments, shape)?;
     let Layout { scheme, rows, k } = shape.weights;
     let halves = matches!(scheme, Scheme::F16 | Scheme::Bf16) && shape.epilogue == Epilogue::None;
-    if !plan.direct || !halves || active < 1024 {
+    if !plan.direct || !halves {
         return Some(plan);
+    }
+    if active < 1024 {
+        let whole = Plan { splits: 1, unsplit: 0, ..plan };
+        return Some(if k < SHORT_K { whole } else { plan });
     }
     let round = |tile: &Tile| compute_units(caps) * tile.resident_workgroups();
     let fits = |tile: &Tile| tile.count(rows, active) <= round(tile);

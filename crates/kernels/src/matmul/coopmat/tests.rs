@@ -67,18 +67,29 @@ fn only_devices_with_cooperative_matrices_have_plans() {
 /// An image encoder has products for one image and for several: an image must not depend on the others.
 #[test]
 fn sums_of_image_encoders_do_not_depend_on_the_number_of_images() {
-    // SigLIP's products.
-    for (rows, k) in [(3456, 1152), (1152, 1152), (4304, 1152), (1152, 4304)] {
+    let plan = |(rows, k), columns, active| {
         let weights = Layout { scheme: Scheme::F16, rows, k };
-        let shape = Shape { weights, ..shape(1152, 1152, 4 * 4096) };
-        let plan = |active| {
-            let plan =
-                policy::partly_active_plan(&known::h200(), Fragments::FourThreadsPerRow, &shape, active);
-            plan.expect("there is one")
-        };
-        for active in [4096, 4 * 4096] {
-            assert!(plan(active).direct && plan(active).splits == 1, "{rows} × {k}, {active} columns");
+        let shape = Shape { weights, ..shape(1152, 1152, columns) };
+        let plan = policy::partly_active_plan(&known::h200(), Fragments::FourThreadsPerRow, &shape, active);
+        plan.expect("there is one")
+    };
+    // SigLIP's products with patches, and with soft tokens of the 4B, 12B and 27B.
+    let with_patches = [(3456, 1152), (1152, 1152), (4304, 1152), (1152, 4304), (1152, 588)];
+    let with_soft_tokens = [(2560, 1152), (3840, 1152), (5376, 1152)];
+    let products = with_patches.map(|matrix| (matrix, 4096)).into_iter();
+    for (matrix, columns) in products.chain(with_soft_tokens.map(|matrix| (matrix, 256))) {
+        for images in [1, 2, 4, 8] {
+            for active in [columns, images * columns] {
+                let plan = plan(matrix, images * columns, active);
+                assert!(
+                    plan.direct && plan.splits == 1,
+                    "{matrix:?}, {active} columns of {images} images: {plan:?}"
+                );
+            }
         }
+    }
+    for (rows, k) in [(3456, 1152), (1152, 1152), (4304, 1152), (1152, 4304)] {
+        let plan = |active| plan((rows, k), 4 * 4096, active);
         // Of one image, a single round of workgroups where that is possible.
         assert_eq!(plan(4096).tile.columns == 144, rows == 1152, "{rows} × {k}");
         assert_eq!((plan(4 * 4096).tile.rows, plan(4 * 4096).tile.columns), (256, 128), "{rows} × {k}");
