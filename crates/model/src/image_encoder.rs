@@ -6,7 +6,7 @@
 //! keys and values are in pages of their own. Images that are encoded together may have different shapes. Gemma 4 12B has
 //! no layers: norms and two products.
 //!
-//! There is one program per layer, recorded once. An encoding can pause between layers, so that other sequences decode in
+//! There is one program per layer, recorded once, and another where several images take other tiles. An encoding can pause between layers, so that other sequences decode in
 //! between. Soft tokens stay in a cache until the memory is needed for other images.
 
 mod programs;
@@ -64,9 +64,10 @@ pub struct ImageEncoder {
 
 /// One program per layer, or a single one; the first begins with the patches, the last ends with soft tokens.
 struct Programs {
-    of_one_image: Vec<Program>,
-    /// The same with products for as many rows as there are buffers for, where those are others. Sums have the same order.
-    of_several: Option<Vec<Program>>,
+    /// With the tiles that suit the patches of one image, or of several small ones.
+    one_image: Vec<Program>,
+    /// With those that suit full buffers; `None` where they are the same.
+    several_images: Option<Vec<Program>>,
 }
 
 /// The bytes of each image, if all have bytes of the same meaning, and rows of whole words.
@@ -94,16 +95,18 @@ pub struct EncoderLimits {
     pub cached_images: u32,
 }
 
-/// Threads that write patches to staging memory, about: one writes more slowly than the memory takes it.
-const COPY_THREADS: usize = 4;
+/// Patches are written to staging memory in as many chunks, a thread each, since one thread does not saturate the memory. No
+/// chunk has patches of two images, so there may be more.
+const COPY_CHUNKS: usize = 4;
 
-/// Bytes that one of them writes, at least.
+/// Bytes of a chunk, unless the rest of an image is shorter: less is not worth a thread.
 const MIN_COPY_BYTES: usize = 1 << 20;
 
 /// Images whose soft tokens are kept, at least.
 const MIN_CACHED_IMAGES: u32 = 8;
 
-/// Buffers of images that are encoded together may take this fraction of a device's memory: 1/44.
+/// Buffers of images that are encoded together may take this fraction of a device's memory: those of eight images of Gemma
+/// 3, 3.2 GB, on an H200.
 const MEMORY_DIVISOR: u64 = 44;
 
 impl EncoderLimits {
@@ -151,11 +154,10 @@ fn activations(
 }
 
 impl Programs {
-    /// Those for this many rows.
-    fn of(&self, rows: usize, config: &VisionConfig) -> &[Program] {
-        match &self.of_several {
+    fn for_rows(&self, rows: usize, config: &VisionConfig) -> &[Program] {
+        match &self.several_images {
             Some(programs) if rows > config.max_patches() as usize => programs,
-            _ => &self.of_one_image,
+            _ => &self.one_image,
         }
     }
 }
@@ -187,10 +189,10 @@ impl ImageEncoder {
                 (0..recording.count()).map(|number| recording.program(number, device.recorder()?));
             recorders.collect::<Result<Vec<_>>>()
         };
-        let depend_on_images = activations == Activations::F16
-            && programs::depend_on_images(units, device.caps(), &config, &weights, images);
+        let plans_differ = activations == Activations::F16
+            && programs::plans_differ(units, device.caps(), &config, &weights, images);
         let one = record(1)?;
-        let several = depend_on_images.then(|| record(images)).transpose()?;
+        let several = plans_differ.then(|| record(images)).transpose()?;
         let patch_values = PatchValues::new(device, scratch.patch_format())?;
         let mut pipelines: Vec<_> =
             one.iter().chain(several.iter().flatten()).flat_map(Recorder::pipelines).collect();
@@ -199,7 +201,7 @@ impl ImageEncoder {
         let seal = |recorders: Vec<Recorder>| {
             recorders.into_iter().map(|recorder| Ok(recorder.seal()?)).collect::<Result<Vec<_>>>()
         };
-        let programs = Programs { of_one_image: seal(one)?, of_several: several.map(seal).transpose()? };
+        let programs = Programs { one_image: seal(one)?, several_images: several.map(seal).transpose()? };
         let mut upload = Arena::new(device, Lifetime::Staging, Memory::Upload);
         let staging = upload.buffer_from("patches", &vec![0_u8; scratch.upload_bytes() as usize])?;
         let soft_tokens = SoftTokenCache::new(device, &config, limits.cached_images)?;
@@ -333,7 +335,7 @@ impl ImageEncoder {
         match common_bytes(images) {
             Some((parts, _)) => {
                 let bytes = parts.iter().map(|part| part.len()).sum::<usize>();
-                let chunk = (bytes / COPY_THREADS).max(MIN_COPY_BYTES);
+                let chunk = (bytes / COPY_CHUNKS).max(MIN_COPY_BYTES);
                 let mut rest = self.staging.bytes_mut()?;
                 std::thread::scope(|scope| {
                     for chunk in parts.into_iter().flat_map(|part| part.chunks(chunk)) {
@@ -347,9 +349,10 @@ impl ImageEncoder {
                 let stride = self.scratch.upload_stride as u64 * 4;
                 let patches = images.iter().map(Image::patches);
                 let patches = patches.flat_map(|patches| (0..patches.len()).map(|row| patches.row(row)));
-                // The padding of rows stays as it was allocated, zero.
                 for (row, patch) in (0..).zip(patches) {
-                    self.staging.write(row * stride, bytemuck::cast_slice(&patch))?;
+                    let mut padded = patch.into_owned();
+                    padded.resize(self.scratch.upload_stride, 0.0);
+                    self.staging.write(row * stride, bytemuck::cast_slice(&padded))?;
                 }
             }
         }
@@ -357,7 +360,7 @@ impl ImageEncoder {
         Ok(())
     }
 
-    /// Uploads the patches of images, and writes what the first program adds to.
+    /// Uploads the patches of images, and initialises the residual stream.
     fn start(&mut self, images: Vec<Image>) -> Result<()> {
         let grids: Vec<Grid> = images.iter().map(Grid::of).collect();
         self.scratch.write_images(&grids, self.config.pooled_patches)?;
@@ -388,7 +391,13 @@ impl ImageEncoder {
                 }
             }
         }
-        programs::start_residual(&mut recorder, &self.config, &self.weights, &self.scratch, images.len())?;
+        programs::initialise_residual(
+            &mut recorder,
+            &self.config,
+            &self.weights,
+            &self.scratch,
+            images.len(),
+        )?;
         recorder.seal()?.run(self.timeout)?;
         self.staged.clear();
         self.batch = Some(EncoderBatch { images, layers_done: 0 });
@@ -402,7 +411,7 @@ impl ImageEncoder {
         }
         let Some(batch) = &mut self.batch else { return Ok(()) };
         let rows = row_counts(&batch.images).all;
-        let programs = self.programs.of(rows, &self.config);
+        let programs = self.programs.for_rows(rows, &self.config);
         let patches = rows as f64;
         let rest = programs.len() - batch.layers_done;
         let fit = match self.patch_time.map(|time| time * patches) {
@@ -414,17 +423,21 @@ impl ImageEncoder {
         let (all, programs) = (programs.len(), programs[layers.clone()].iter().collect::<Vec<_>>());
         let start = Instant::now();
         let run = self.device.submit(&programs);
-        // While they run, the patches of the next images go to staging memory.
+        // While they run, the patches of the next images go to staging memory. If that fails, `start` tries again, and fails.
         let next = if self.staged.is_empty() { self.next_batch(needed) } else { vec![] };
-        let staged = if next.is_empty() { Ok(()) } else { self.stage(&next) };
+        if !next.is_empty() {
+            let _ = self.stage(&next);
+        }
         let run = run.and_then(|ticket| self.device.wait(ticket, self.timeout));
         if let Err(error) = run {
             self.batch = None;
             return Err(error.into());
         }
-        staged?;
         let Some(batch) = &mut self.batch else { return Ok(()) };
-        self.patch_time = Some(start.elapsed().as_secs_f64() / (layers.len() as f64 * patches));
+        // Unless copying took longer.
+        if next.is_empty() {
+            self.patch_time = Some(start.elapsed().as_secs_f64() / (layers.len() as f64 * patches));
+        }
         batch.layers_done = layers.end;
         if batch.layers_done < all {
             return Ok(());
@@ -492,7 +505,7 @@ impl ImageEncoder {
         }
         // Storing may have failed, or the overlay may take none of the matrices.
         if offload.is_used() {
-            self.cut = Some(self.record_cuts(offload, self.programs.of_one_image.len() as u32)?);
+            self.cut = Some(self.record_cuts(offload, self.programs.one_image.len() as u32)?);
         }
         Ok(())
     }
@@ -522,7 +535,7 @@ impl ImageEncoder {
         let counts = RowCounts { all, pooled: all / side.pow(2) };
         let mut cut = self.record_cuts(offload, 1)?;
         let npu = offload::shortest(|| cut.run(&self.device, offload, 0, counts, self.timeout))?;
-        let program = &self.programs.of_one_image[0];
+        let program = &self.programs.one_image[0];
         let gpu = offload::shortest(|| program.run(self.timeout))?;
         offload.compare(&format!("the first layer, for an image of {all} patches,"), npu, gpu);
         Ok(())

@@ -67,8 +67,8 @@ pub(super) fn has_gated_epilogue(weights: &VisionWeights, id: VisionMatrix) -> b
     matches!(id, VisionMatrix::GateUp(_)) && weights.clips.is_empty() && weights.by_id(id).count() == 1
 }
 
-/// Whether programs for several images differ from those for one.
-pub(super) fn depend_on_images(
+/// Whether products of several images have other plans than those of one.
+pub(super) fn plans_differ(
     units: MatrixUnits,
     caps: &Caps,
     config: &VisionConfig,
@@ -87,7 +87,7 @@ pub(super) fn depend_on_images(
 }
 
 /// Records what the residual stream is before the first program: SigLIP's position embeddings.
-pub(super) fn start_residual(
+pub(super) fn initialise_residual(
     recorder: &mut Recorder,
     config: &VisionConfig,
     weights: &VisionWeights,
@@ -119,7 +119,7 @@ pub(super) struct Recording<'a> {
     pub weights: &'a VisionWeights,
     pub scratch: &'a Scratch,
     pub units: MatrixUnits,
-    /// Images that the programs are for; they encode up to as many as there are buffers for.
+    /// Images that plans are chosen for; programs encode as many as there are, up to those that there are buffers for.
     pub images: usize,
     /// Where the NPU multiplies.
     pub cuts: Option<&'a Cuts<'a>>,

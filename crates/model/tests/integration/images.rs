@@ -321,7 +321,7 @@ fn other_sequences_decode_while_an_image_is_encoded() {
 
 /// While a batch is encoded, the patches of the next one are staged.
 #[test]
-fn staged_images_are_those_that_are_encoded_next() {
+fn staged_patches_are_used_only_for_their_own_batch() {
     let Some(device) = testkit::cpu_device() else { return };
     let fixture = VisionFixture::open("gemma4_vision_clipped");
     let two = fixture.cases().remove(1);
@@ -330,7 +330,7 @@ fn staged_images_are_those_that_are_encoded_next() {
     let others =
         [10, 11].map(|number| Image::new(Arc::new(first.patches().clone()), id(number), first.soft_tokens()));
     let [other, another] = others.clone();
-    // The second image is encoded from there.
+    // The second image is encoded from staging memory.
     let mut runner = fixture.runner(&device, f32_limits(1, 16));
     assert!(runner.encode(&[other, another, second], WHOLE).unwrap());
     assert_eq!(logits(&mut runner, &two), expected);
