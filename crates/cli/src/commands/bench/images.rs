@@ -65,11 +65,11 @@ pub fn run(
         lines.push(measure(&mut runner, *count, plan.repeats)?);
     }
     let mut profile = None;
-    let together = most.min(encoder_limits.max_images as usize);
+    let profiled_images = most.min(encoder_limits.max_images as usize);
     if plan.profile {
         progress.show("profile");
-        runner.profile_images(together)?;
-        profile = Some(runner.profile_images(together)?);
+        runner.profile_images(profiled_images)?;
+        profile = Some(runner.profile_images(profiled_images)?);
     }
     drop(progress);
     let kernels: Vec<_> = profile.iter().flat_map(|profile| &profile.kernels).collect();
@@ -79,7 +79,7 @@ pub fn run(
         });
         output::print_json(&json!({
             "device": info.name, "driver": info.driver, "model": name, "encoder": scheme.to_string(), "images_together": encoder_limits.max_images,
-            "images": lines, "profiled_images": together, "kernels": kernels.collect::<Vec<_>>(),
+            "images": lines, "profiled_images": profile.as_ref().map(|_| profiled_images), "kernels": kernels.collect::<Vec<_>>(),
         }))?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -95,7 +95,7 @@ pub fn run(
         );
     }
     if !kernels.is_empty() {
-        text += &format!("\nImages encoded together, by kernel: {together}\n");
+        text += &format!("\nBy kernel, images encoded together: {profiled_images}\n");
     }
     for share in kernels {
         text += &format!("{:>10.2} ms  {:>4} × {}\n", share.nanoseconds / 1e6, share.count, share.name);
