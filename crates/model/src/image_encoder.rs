@@ -6,8 +6,9 @@
 //! keys and values are in pages of their own. Images that are encoded together may have different shapes. Gemma 4 12B has
 //! no layers: norms and two products.
 //!
-//! There is one program per layer, recorded once, and another where several images take other tiles. An encoding can pause between layers, so that other sequences decode in
-//! between. Soft tokens stay in a cache until the memory is needed for other images.
+//! There is one program per layer, recorded once, and another where several images take other tiles. An encoding can pause
+//! between layers, so that other sequences decode in between. Soft tokens stay in a cache until the memory is needed for
+//! other images.
 
 mod programs;
 mod scratch;
@@ -154,6 +155,7 @@ fn activations(
 }
 
 impl Programs {
+    /// Those for this many patches.
     fn for_rows(&self, rows: usize, config: &VisionConfig) -> &[Program] {
         match &self.several_images {
             Some(programs) if rows > config.max_patches() as usize => programs,
@@ -276,11 +278,10 @@ impl ImageEncoder {
 
     /// As many of these images as are encoded together, without those that are cached or being encoded.
     fn next_batch(&self, images: &[Image]) -> Vec<Image> {
-        let encoding = self.batch.iter().flat_map(|batch| &batch.images);
-        let encoding: Vec<&Image> = encoding.collect();
         let mut next: Vec<Image> = vec![];
         for image in images {
-            let is_known = next.iter().chain(encoding.iter().copied()).any(|other| other.id() == image.id());
+            let encoding = self.batch.iter().flat_map(|batch| &batch.images);
+            let is_known = encoding.chain(&next).any(|other| other.id() == image.id());
             if !is_known && !self.soft_tokens.contains(image) && next.len() < self.scratch.images {
                 next.push(image.clone());
             }
