@@ -41,6 +41,12 @@ const RUN_DURATION: Duration = Duration::from_millis(50);
 /// Minimum rows that chunks are reduced to: fewer would not take less time.
 const MIN_CHUNK_ROWS: usize = 8;
 
+/// Slowdown that a bucket is expected to have, relative to a smaller one: more rows use a GPU better.
+const LARGER_BUCKET: f64 = 0.9;
+
+/// About as many steps of a smaller bucket pass until a bucket that was slow is tried again.
+const RETRY_STEPS: f64 = 16.0;
+
 /// Slowdowns above this count as this: such a device has no watchdog, or a segment per layer.
 const MAX_SLOWDOWN: f64 = 8.0;
 
@@ -63,6 +69,9 @@ pub(crate) struct Pacer {
     slowdowns: [Option<f64>; 2],
     /// Slowdown by bucket.
     bucket_slowdowns: BTreeMap<usize, f64>,
+    /// The same, for the size of steps: it falls again while smaller buckets are measured. Otherwise a bucket that was
+    /// slow once, as the first step after a pause is, would look too slow and never be measured again.
+    size_slowdowns: BTreeMap<usize, f64>,
     /// Decode runs by bucket.
     runs: BTreeMap<usize, RunStats>,
     /// Times of decode and verify steps by bucket.
@@ -79,6 +88,7 @@ impl Pacer {
             estimator,
             slowdowns: [None; 2],
             bucket_slowdowns: BTreeMap::new(),
+            size_slowdowns: BTreeMap::new(),
             runs: BTreeMap::new(),
             step_times: BTreeMap::new(),
             segment_seconds: SEGMENT_SECONDS,
@@ -100,6 +110,7 @@ impl Pacer {
     pub fn set_segments(&mut self, seconds: f64, slowdown: Option<f64>) {
         (self.segment_seconds, self.slowdowns) = (seconds, [slowdown; 2]);
         self.bucket_slowdowns.clear();
+        self.size_slowdowns.clear();
     }
 
     /// Whether a step of the same class, few or many rows, has been measured.
@@ -117,9 +128,14 @@ impl Pacer {
         self.bucket_slowdowns.get(&bucket).copied().unwrap_or_else(|| self.slowdown(bucket))
     }
 
-    /// Seconds of a step: by the slowdown of its bucket, as far as that was measured.
+    /// Estimated seconds of a step, for its size. A bucket without an estimate is expected to be a little more efficient
+    /// than the next smaller one of its class.
     pub fn estimated_seconds(&self, bucket: usize, extent: &StepExtent) -> f64 {
-        self.estimator.seconds(extent).iter().sum::<f64>() * self.bucket_slowdown(bucket)
+        let smaller = || self.size_slowdowns.range(class_of(bucket).start..bucket).next_back();
+        let slowdown = self.size_slowdowns.get(&bucket).copied();
+        let slowdown = slowdown.or_else(|| smaller().map(|(_, slowdown)| LARGER_BUCKET * slowdown));
+        let slowdown = slowdown.unwrap_or_else(|| self.slowdown(bucket));
+        self.estimator.seconds(extent).iter().sum::<f64>() * slowdown
     }
 
     /// The units of each segment of a step.
@@ -158,6 +174,18 @@ impl Pacer {
         let known = self.bucket_slowdowns.get(&bucket).copied();
         let updated = updated_slowdown(known, estimated, elapsed);
         self.bucket_slowdowns.extend(updated.map(|slowdown| (bucket, slowdown)));
+
+        let known = self.size_slowdowns.get(&bucket).copied();
+        let Some(updated) = updated_slowdown(known, estimated, elapsed) else { return };
+        self.size_slowdowns.insert(bucket, updated);
+        let expected = LARGER_BUCKET * updated;
+        for slowdown in
+            self.size_slowdowns.range_mut(bucket + 1..class_of(bucket).end).map(|(_, value)| value)
+        {
+            if *slowdown > expected {
+                *slowdown -= (*slowdown - expected) / RETRY_STEPS;
+            }
+        }
     }
 
     /// Records the measured time of a decode run with this many steps.
@@ -228,6 +256,11 @@ impl Pacer {
 /// to the other.
 pub(crate) fn is_many(rows: usize) -> bool {
     rows > gemv::MAX_COLUMNS
+}
+
+/// The buckets of the same class, few or many rows.
+fn class_of(bucket: usize) -> Range<usize> {
+    if is_many(bucket) { gemv::MAX_COLUMNS + 1..usize::MAX } else { 0..gemv::MAX_COLUMNS + 1 }
 }
 
 /// Joins neighbours while their sum is within `limit` and their number within `max`.
@@ -411,6 +444,57 @@ mod tests {
         assert_eq!(chunk_rows(512, 1.0, longest(131_072)), 128, "attention dominates deep in a long context");
         assert_eq!(chunk_rows(512, 0.01, longest(131_072)), 512);
         assert_eq!((chunk_rows(512, 1e9, longest(512)), chunk_rows(3, 1e9, longest(512))), (8, 3));
+    }
+
+    #[test]
+    fn a_bucket_that_was_slow_is_tried_again() {
+        let mut pacer = Pacer::new(estimator(Size::Gemma3Of27B));
+        let millis = Duration::from_millis;
+        let record = |pacer: &mut Pacer, rows: usize, time: u64| {
+            pacer.record_steps(rows, &extent(rows, 512), 1, millis(time));
+        };
+        let rows_within = |pacer: &Pacer, limit: u64| {
+            pacer.mixed_chunk_rows(0, 2048, 2048, millis(limit), |rows| extent(rows, rows as u32))
+        };
+        let steps_until_tried = |pacer: &mut Pacer| {
+            let mut steps = 0;
+            while rows_within(pacer, 100) < 512 && steps < 1000 {
+                record(pacer, 256, 50);
+                steps += 1;
+            }
+            steps
+        };
+        // The first step, at low clocks.
+        record(&mut pacer, 512, 300);
+        assert_eq!(rows_within(&pacer, 200), 256);
+        assert!((8..100).contains(&steps_until_tried(&mut pacer)));
+        // At full clocks it fits, and so does a larger one that was never measured.
+        for _ in 0..4 {
+            record(&mut pacer, 512, 85);
+        }
+        assert_eq!((rows_within(&pacer, 100), rows_within(&pacer, 200)), (512, 1024));
+        // A bucket that is always slow is tried now and then only.
+        for _ in 0..4 {
+            record(&mut pacer, 512, 300);
+        }
+        for _ in 0..4 {
+            assert!((8..100).contains(&steps_until_tried(&mut pacer)));
+            record(&mut pacer, 512, 300);
+        }
+    }
+
+    #[test]
+    fn the_size_of_a_step_depends_on_steps_of_its_class() {
+        let mut pacer = Pacer::new(estimator(Size::Gemma3Of27B));
+        let millis = Duration::from_millis;
+        let seconds = |pacer: &Pacer, rows: usize| pacer.estimated_seconds(rows, &extent(rows, 512));
+        pacer.record_steps(512, &extent(512, 512), 1, millis(100));
+        let before = seconds(&pacer, 512);
+        // A single row is limited by memory, and a smaller bucket tells nothing about a larger one that is faster.
+        pacer.record_steps(1, &extent(1, 512), 1, millis(1));
+        pacer.record_steps(256, &extent(256, 512), 1, millis(1000));
+        assert_eq!(seconds(&pacer, 512), before);
+        assert!(seconds(&pacer, 256) > 0.99, "nor a larger one about a smaller one that is slower");
     }
 
     #[test]
