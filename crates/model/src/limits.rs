@@ -48,11 +48,13 @@ impl Limits {
     /// Limits for `max_sequences` sequences of `context_length` tokens, with the prefill chunk that suits the
     /// device and the model.
     pub fn new(adapter: &AdapterInfo, config: &Config, max_sequences: u32, context_length: u32) -> Self {
+        let all_tokens = context_length.saturating_mul(max_sequences);
         let with_chunk = |prefill_chunk: u32| Self {
             max_sequences,
             context_length,
-            // No step has more rows than a sequence has tokens.
-            prefill_chunk: prefill_chunk.min(context_length.max(1).next_power_of_two()),
+            // A step cannot prefill more tokens than all sequences together can hold.
+            prefill_chunk: prefill_chunk
+                .min(all_tokens.max(1).checked_next_power_of_two().unwrap_or(u32::MAX)),
             page_size: DEFAULT_PAGE_SIZE,
             kv_scheme: KvScheme::F16,
             max_pages: None,
@@ -66,16 +68,18 @@ impl Limits {
         if !coopmat::policy::is_supported(&adapter.caps) {
             return with_chunk(512);
         }
-        // More rows use cooperative matrices better; but every row takes scratch memory, and a KV entry per
-        // sequence in every sliding-window layer.
+        // More rows use cooperative matrices better, but every row takes scratch memory. Sliding-window layers also keep
+        // KV entries for a chunk beyond the window, for every sequence, unless the context is shorter.
         let own = sliding_layers(config).filter(|attention| attention.shares_kv_with.is_none());
         let sliding_kv_rows: u64 = own.map(|attention| u64::from(attention.kv_rows())).sum();
         let kv = sliding_kv_rows * 2 * 2 * u64::from(max_sequences);
-        let row = row_bytes(config) + kv;
+        let window = window(config);
+        let beyond_window = |rows: u32| rows.min(context_length.saturating_sub(window));
+        let bytes = |rows: u32| u64::from(rows) * row_bytes(config) + u64::from(beyond_window(rows)) * kv;
         with_chunk(
             [2048, 1024]
                 .into_iter()
-                .find(|rows| u64::from(*rows) * row <= adapter.local_memory() / CHUNK_SHARE)
+                .find(|rows| bytes(*rows) <= adapter.local_memory() / CHUNK_SHARE)
                 .unwrap_or(512),
         )
     }
@@ -263,3 +267,41 @@ const FIXED_SCRATCH: u64 = 96 << 20;
 
 /// Default tokens per page: few table look-ups, little unused space at the end of a sequence.
 pub const DEFAULT_PAGE_SIZE: u32 = 64;
+
+#[cfg(test)]
+mod tests {
+    use gpu::{Heap, known};
+
+    use super::*;
+    use crate::size::Size;
+
+    #[test]
+    fn long_prefill_chunks_cost_pages_only_beyond_the_window() {
+        let config = Size::Gemma3Of27B.config().unwrap();
+        let size = 140 << 30;
+        let heap = Heap { index: 0, size, budget: None, used: None, device_local: true, host_visible: false };
+        let device = AdapterInfo {
+            index: 0,
+            name: "NVIDIA H200".into(),
+            kind: AdapterKind::Discrete,
+            vendor_id: 0x10de,
+            device_id: 0x2335,
+            pci_address: None,
+            driver: "NVIDIA".into(),
+            driver_version: 1,
+            pipeline_cache_uuid: [0; 16],
+            unified_memory: false,
+            compile_only: false,
+            caps: known::h200(),
+            heaps: vec![heap],
+            memory_types: vec![],
+        };
+        let chunk =
+            |sequences: u32, context: u32| Limits::new(&device, &config, sequences, context).prefill_chunk;
+        // The window has 1,024 tokens: sequences up to that length keep all of them anyway.
+        assert_eq!((chunk(64, 1024), chunk(1, 8192)), (2048, 2048));
+        assert_eq!(chunk(64, 8192), 512, "28 GB of keys and values for the additional tokens of 1,024 rows");
+        // A step prefills several prompts, but not more tokens than all sequences have.
+        assert_eq!((chunk(1, 300), chunk(2, 300), chunk(64, 16)), (512, 1024, 1024));
+    }
+}
