@@ -10,6 +10,10 @@ pub struct Options {
     /// Time budget of a step that prefills next to decoding requests or for several prompts. It bounds the
     /// inter-token latency that other prompts cause, and how long a short prompt waits for those in its step.
     pub mixed_step_budget: Duration,
+    /// The same during a burst, when at least eight requests, and one for every eight that decode, can be prefilled and
+    /// have no token yet. Longer steps have higher throughput and lower the time to first token, at the cost of the
+    /// inter-token latency. `mixed_step_budget` is the lower bound.
+    pub burst_step_budget: Duration,
     /// Time budget of a step that prefills a single prompt while nothing decodes. Longer chunks prefill
     /// faster, but a request that arrives meanwhile waits for the step. `mixed_step_budget` is the lower
     /// bound.
@@ -25,6 +29,8 @@ impl Default for Options {
         Self {
             queue_capacity: 64,
             mixed_step_budget: Duration::from_millis(100),
+            // On an H200, steps of 1,024 rows of a 27B take 175 ms; steps twice as long gain nothing there.
+            burst_step_budget: Duration::from_millis(250),
             prefill_step_budget: Duration::from_millis(400),
             // About a gigabyte on a usual SSD.
             store_timeout: Duration::from_secs(5),

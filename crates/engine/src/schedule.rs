@@ -23,8 +23,8 @@ use std::{
 use tokio::sync::oneshot;
 
 use crate::{
-    Backend, BackendError, Capacity, Event, EventSender, Pages, PowerMeter, RequestError, RequestState,
-    RequestStatus, Status, WriteBehind,
+    Backend, BackendError, Capacity, Event, EventSender, Options, Pages, PowerMeter, RequestError,
+    RequestState, RequestStatus, Status, WriteBehind,
     energy::Joules,
     inbox::Shared,
     job::{Decoding, Job, Outcome, Prefilling},
@@ -262,7 +262,45 @@ impl<B: Backend> Scheduler<B> {
     /// Maximum prefill tokens of the next step when it serves several prompts. The first of them waits for
     /// all others, so the mixed budget applies even if nothing decodes.
     fn mixed_prefill_tokens(&self) -> usize {
-        self.max_prefill_tokens(self.decoding.len(), self.shared.options.mixed_step_budget)
+        self.max_prefill_tokens(self.decoding.len(), self.mixed_budget())
+    }
+
+    /// Time budget of a step for several requests.
+    fn mixed_budget(&self) -> Duration {
+        let Options { mixed_step_budget, burst_step_budget, .. } = self.shared.options;
+        let prefilling = self.prefilling.iter().map(|prefilling| &prefilling.job);
+        let without_token =
+            prefilling.chain(self.admissible()).filter(|job| job.generated.is_empty()).count();
+        match is_burst(without_token, self.decoding.len()) {
+            true => burst_step_budget.max(mixed_step_budget),
+            false => mixed_step_budget,
+        }
+    }
+
+    /// The waiting requests for which there are sequences and pages now, not counting pages that they could share.
+    fn admissible(&self) -> impl Iterator<Item = &Job> {
+        let Capacity { max_sequences, page_size, .. } = self.shared.capacity;
+        let sequences = match self.admission_paused {
+            true => 0,
+            false => (max_sequences as usize).saturating_sub(self.running()),
+        };
+        let mut pages = self.backend.free_pages().saturating_sub(self.reserved_pages());
+        self.queue.iter().take(sequences).take_while(move |job| {
+            // Its prompt, and one for the tokens decoded next.
+            let needed = (job.sequence_len() as u32).div_ceil(page_size) + 1;
+            let fits = needed <= pages;
+            pages = pages.saturating_sub(needed);
+            fits
+        })
+    }
+
+    /// Pages that running requests will need soon: the rest of the prefills, and one per request for the tokens decoded
+    /// next, or a request admitted now might be preempted at once. A request alone always fits.
+    fn reserved_pages(&self) -> u32 {
+        let page_size = self.shared.capacity.page_size;
+        let decode_pages = if self.running() == 0 { 0 } else { self.running() as u32 + 1 };
+        let prefilling = self.prefilling.iter().chain(&self.scoring);
+        decode_pages + prefilling.map(|prefilling| prefilling.remaining_pages(page_size)).sum::<u32>()
     }
 
     /// Maximum prefill tokens of a step with this many decode rows that takes no longer than `budget`.
@@ -292,13 +330,7 @@ impl<B: Backend> Scheduler<B> {
         {
             return false;
         }
-        // Besides its own pages, reserve those that the other prefills still need, and one per running
-        // request for the tokens decoded next, or this one might be preempted at once. A request alone always
-        // fits.
-        let decode_pages = if alone { 0 } else { self.running() as u32 + 1 };
-        let prefilling = self.prefilling.iter().chain(&self.scoring);
-        let prefill_pages: u32 = prefilling.map(|prefilling| prefilling.remaining_pages(page_size)).sum();
-        let needed = (job.sequence_len() as u32).div_ceil(page_size) + decode_pages + prefill_pages;
+        let needed = (job.sequence_len() as u32).div_ceil(page_size) + self.reserved_pages();
         let free = self.backend.free_pages();
         if needed > free && (!shares || needed > free + self.backend.shared_pages(&tokens)) {
             return false;
@@ -445,6 +477,13 @@ impl<B: Backend> Scheduler<B> {
             let _ = events.send(event);
         }
     }
+}
+
+/// Whether the time to first token matters more than the inter-token latency: at least eight requests that can be prefilled
+/// have no token yet, and at least one for every eight that decode. The first requests of a burst decode while the others
+/// are prefilled, so that a ratio of one to one would end it halfway.
+fn is_burst(without_token: usize, decoding: usize) -> bool {
+    without_token >= 8 && 8 * without_token >= decoding
 }
 
 /// Inserts a request into a list in order of submission. Requests that were scored or preempted may come after

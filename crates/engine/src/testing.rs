@@ -47,6 +47,8 @@ pub struct MockOptions {
     pub prefill_chunk: usize,
     /// Prefill tokens that a time budget allows; an image may exceed it.
     pub prefill_budget: usize,
+    /// Simulated prefill speed in tokens per second; `None` ignores the time budget.
+    pub prefill_tokens_per_second: Option<f64>,
     /// Calls of `encode` until an image is ready.
     pub encode_calls: u32,
     /// Maximum steps per decode run.
@@ -88,6 +90,7 @@ impl Default for MockOptions {
             window: 24,
             prefill_chunk: 16,
             prefill_budget: usize::MAX,
+            prefill_tokens_per_second: None,
             encode_calls: 2,
             max_steps: 4,
             decode_batch: usize::MAX,
@@ -458,8 +461,11 @@ impl Backend for MockBackend {
         Ok((sequence, cached))
     }
 
-    fn max_prefill_tokens(&self, _decode_rows: usize, _depth: u32, _budget: Duration) -> usize {
-        self.options.prefill_chunk.min(self.options.prefill_budget)
+    fn max_prefill_tokens(&self, _decode_rows: usize, _depth: u32, budget: Duration) -> usize {
+        let MockOptions { prefill_chunk, prefill_budget, prefill_tokens_per_second, .. } = self.options;
+        let in_time =
+            prefill_tokens_per_second.map_or(usize::MAX, |rate| (budget.as_secs_f64() * rate) as usize);
+        prefill_chunk.min(prefill_budget).min(in_time)
     }
 
     fn decode_batch_size(&self, decoding: usize) -> usize {

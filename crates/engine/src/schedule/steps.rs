@@ -93,11 +93,14 @@ impl<B: Backend> Scheduler<B> {
     /// before the first image that is not ready.
     fn chunk_tokens(&mut self, decode_rows: usize, max_chunks: usize) -> Result<Vec<usize>, BackendError> {
         let options = self.shared.options;
-        let mixed = self.max_prefill_tokens(decode_rows, options.mixed_step_budget);
+        let mixed_budget = self.mixed_budget();
+        let mixed = self.max_prefill_tokens(decode_rows, mixed_budget);
         let budget = match decode_rows {
-            0 => options.prefill_step_budget.max(options.mixed_step_budget),
-            _ => options.mixed_step_budget,
+            0 => options.prefill_step_budget.max(mixed_budget),
+            _ => mixed_budget,
         };
+        // The step comes on top of it.
+        let encode_budget = if decode_rows == 0 { budget } else { options.mixed_step_budget };
         let mut room = if decode_rows == 0 { self.max_prefill_tokens(0, budget) } else { mixed };
         let mut max_images = self.shared.capacity.max_images_per_step as usize;
         let mut all_ready = true;
@@ -119,7 +122,7 @@ impl<B: Backend> Scheduler<B> {
                 let before = image_blocks(&prefilling.tokens[..prefilling.prefilled]).count();
                 let images = &prefilling.job.request.images[before..before + images];
                 // Once an image is not ready, those of younger requests wait: the encoder works for one request at a time.
-                all_ready = all_ready && self.backend.encode(images, budget)?;
+                all_ready = all_ready && self.backend.encode(images, encode_budget)?;
                 let joules = self.step_energy(start);
                 self.prefilling[index].job.joules.add(joules);
                 count = if all_ready { count } else { first_image.start };

@@ -13,7 +13,7 @@ use std::{
 use images::{Gemma3, Picture};
 use model::Image;
 
-use super::Scheduler;
+use super::{Scheduler, is_burst};
 use crate::{
     BackendError, Capacity, Event, EventStream, FinishReason, Options, Request, RequestError, Sampling,
     inbox::Shared,
@@ -169,6 +169,63 @@ fn capacity(max_sequences: u32, context_length: u32, pages: u32) -> Capacity {
 fn options(max_sequences: u32, pages: u32) -> MockOptions {
     let capacity = capacity(max_sequences, 64, pages);
     MockOptions { capacity, prefill_chunk: 8, max_steps: 4, ..MockOptions::default() }
+}
+
+#[test]
+fn steps_are_longer_while_many_requests_wait_for_their_first_token() {
+    const REQUESTS: u32 = 12;
+    // 8 tokens in 100 ms, 20 in 250.
+    let backend =
+        MockOptions { prefill_tokens_per_second: Some(80.0), prefill_chunk: 64, ..options(REQUESTS, 128) };
+    let mut harness = Harness::new(backend);
+    let prompts = (0..REQUESTS).map(|first| (first..first + 16).collect::<Vec<u32>>());
+    let requests: Vec<Request> =
+        prompts.map(|prompt| Request::new(prompt, NonZeroU32::new(60).unwrap())).collect();
+    let mut streams: Vec<EventStream> = requests.iter().map(|request| harness.submit(request)).collect();
+    let mut steps = vec![];
+    while harness.scheduler.decoding.len() < REQUESTS as usize {
+        let (waiting, before) =
+            (REQUESTS as usize - harness.scheduler.decoding.len(), harness.scheduler.status.prompt_tokens);
+        harness.round();
+        steps.push((waiting, harness.scheduler.status.prompt_tokens - before));
+    }
+    let (burst, rest): (Vec<_>, Vec<_>) = steps.into_iter().partition(|(waiting, _)| *waiting >= 8);
+    assert!(burst.len() > 2 && burst.iter().all(|(_, tokens)| *tokens == 20), "{burst:?}");
+    assert!(rest.len() > 8 && rest.iter().all(|(_, tokens)| *tokens <= 8), "{rest:?}");
+    harness.finish();
+    harness.check_tokens(&requests, &mut streams);
+}
+
+#[test]
+fn requests_that_find_no_pages_are_no_burst() {
+    let mut backend =
+        MockOptions { prefill_tokens_per_second: Some(80.0), prefill_chunk: 64, ..options(12, 128) };
+    // A sequence of the full context length, or a few shorter ones.
+    backend.capacity.pages = 128 / backend.capacity.page_size;
+    let mut harness = Harness::new(backend);
+    let prompts = (0..12).map(|first| (first..first + 40).collect::<Vec<u32>>());
+    let requests: Vec<Request> =
+        prompts.map(|prompt| Request::new(prompt, NonZeroU32::new(20).unwrap())).collect();
+    let mut streams: Vec<EventStream> = requests.iter().map(|request| harness.submit(request)).collect();
+    let mut mixed_steps = 0;
+    while !harness.is_idle() {
+        let (decoding, before) = (harness.scheduler.decoding.len(), harness.scheduler.status.prompt_tokens);
+        harness.round();
+        let tokens = harness.scheduler.status.prompt_tokens - before;
+        if decoding > 0 && tokens > 0 {
+            mixed_steps += 1;
+            assert!(tokens <= 8, "{tokens} tokens beside {decoding} decoding requests");
+        }
+    }
+    assert!(mixed_steps > 0, "the test is about steps beside decoding requests");
+    harness.check_tokens(&requests, &mut streams);
+}
+
+#[test]
+fn a_burst_needs_eight_requests_without_a_token_and_one_per_eight_that_decode() {
+    assert!(is_burst(8, 0) && is_burst(8, 64) && is_burst(64, 64));
+    assert!(!is_burst(7, 0), "few wait");
+    assert!(!is_burst(8, 65), "most decode");
 }
 
 #[test]

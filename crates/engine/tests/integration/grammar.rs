@@ -14,6 +14,7 @@ use text::{DecodeSpecial, EncodeSpecial};
 const OPTIONS: Options = Options {
     queue_capacity: 256,
     mixed_step_budget: Duration::ZERO,
+    burst_step_budget: Duration::ZERO,
     prefill_step_budget: Duration::ZERO,
     store_timeout: Duration::from_secs(3600),
     speculate: true,

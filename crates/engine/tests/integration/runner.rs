@@ -20,6 +20,7 @@ use model::{DraftRunner, Limits, Model, Runner};
 pub const OPTIONS: Options = Options {
     queue_capacity: 64,
     mixed_step_budget: Duration::ZERO,
+    burst_step_budget: Duration::ZERO,
     prefill_step_budget: Duration::ZERO,
     store_timeout: Duration::from_secs(3600),
     speculate: true,
