@@ -227,7 +227,47 @@ pub(super) fn may_be_direct(caps: &Caps) -> bool {
 /// The plan for a shape; none where the device lacks the matrix products, or the number of rows is not a
 /// multiple of four.
 pub fn plan(caps: &Caps, fragments: Fragments, shape: &Shape) -> Option<Plan> {
-    candidates(caps, fragments, shape).into_iter().next()
+    if !is_supported(caps) || !supports(&shape.weights) {
+        return None;
+    }
+    let direct = is_direct(fragments, shape);
+    let columns = shape.columns as u32;
+    let intermediate = INTERMEDIATE_DIRECT.iter().filter(|_| direct);
+    // Up to 256 columns are two tiles of equal width.
+    let width = if (129..256).contains(&columns) { columns.div_ceil(2) } else { columns.min(128) };
+    let covers_columns = |tile: &&Tile| tile.columns >= width;
+    let fits = |tile: &&Tile| fits_device(caps, shape, tile, direct);
+    let suited =
+        intermediate.chain(&TILES).filter(fits).filter(covers_columns).min_by_key(|tile| tile.columns);
+    let tile = suited.or(TILES.iter().rfind(fits))?;
+    let tile = match tile.columns {
+        128 if direct && keeps_device_busy(caps, shape, &LARGEST_DIRECT) => &LARGEST_DIRECT,
+        128 if direct => &LARGE_DIRECT,
+        16 if direct && columns <= 8 => &EIGHT_COLUMN_DIRECT[usize::from(min_subgroup_rows(shape) > 16)],
+        16 if direct && min_subgroup_rows(shape) == 16 => &SMALLEST_DIRECT,
+        _ => tile,
+    };
+    let prefetch_depth = prefetch_depth(shape.weights.scheme, tile, direct);
+    let (splits, unsplit) = best_split(caps, shape, tile);
+    Some(Plan { tier: Tier::T2, tile: *tile, direct, prefetch_depth, splits, unsplit })
+}
+
+/// Whether weights go straight into fragments.
+fn is_direct(fragments: Fragments, shape: &Shape) -> bool {
+    fragments == Fragments::FourThreadsPerRow && shape.weights.scheme != Scheme::F32
+}
+
+/// A strip of gate and its strip of up must belong to the same subgroup.
+fn min_subgroup_rows(shape: &Shape) -> u32 {
+    16 * shape.epilogue.strips() as u32
+}
+
+/// Whether a device can run a tile.
+fn fits_device(caps: &Caps, shape: &Shape, tile: &Tile, direct: bool) -> bool {
+    let plan = Plan { tier: Tier::T2, tile: *tile, direct, prefetch_depth: 1, splits: 1, unsplit: 0 };
+    tile.subgroup_rows >= min_subgroup_rows(shape)
+        && plan.shared_bytes() <= caps.max_shared_bytes
+        && tile.threads() <= caps.max_threads
 }
 
 /// The plan whose sums do not depend on the number of columns: one weight path and one split-K factor for
@@ -391,37 +431,11 @@ const MAX_SPLIT_K: u32 = 8;
 
 /// Every plan worth timing, the policy's own first; none where the device lacks the matrix products.
 pub fn candidates(caps: &Caps, fragments: Fragments, shape: &Shape) -> Vec<Plan> {
-    if !is_supported(caps) || !supports(&shape.weights) {
-        return Vec::new();
-    }
-    // A strip of gate and its strip of up must belong to the same subgroup.
-    let min_rows = 16 * shape.epilogue.strips() as u32;
-    let direct = fragments == Fragments::FourThreadsPerRow && shape.weights.scheme != Scheme::F32;
-    let fits_device = |tile: &&Tile| {
-        let plan = Plan { tier: Tier::T2, tile: **tile, direct, prefetch_depth: 1, splits: 1, unsplit: 0 };
-        tile.subgroup_rows >= min_rows
-            && plan.shared_bytes() <= caps.max_shared_bytes
-            && tile.threads() <= caps.max_threads
-    };
-    let columns = shape.columns as u32;
+    let Some(plan) = plan(caps, fragments, shape) else { return Vec::new() };
+    let (direct, columns) = (plan.direct, shape.columns as u32);
+    let mut list = vec![plan];
+    let fits = |tile: &&Tile| fits_device(caps, shape, tile, direct);
     let supported_width = |tile: &&Tile| direct || tile.subgroup_columns.is_multiple_of(16);
-    let intermediate = INTERMEDIATE_DIRECT.iter().filter(|_| direct);
-    // Up to 256 columns are two tiles of equal width.
-    let width = if (129..256).contains(&columns) { columns.div_ceil(2) } else { columns.min(128) };
-    let covers_columns = |tile: &&Tile| tile.columns >= width;
-    let suited =
-        intermediate.chain(&TILES).filter(fits_device).filter(covers_columns).min_by_key(|tile| tile.columns);
-    let Some(tile) = suited.or(TILES.iter().rfind(fits_device)) else { return Vec::new() };
-    let tile = match tile.columns {
-        128 if direct && keeps_device_busy(caps, shape, &LARGEST_DIRECT) => &LARGEST_DIRECT,
-        128 if direct => &LARGE_DIRECT,
-        16 if direct && columns <= 8 => &EIGHT_COLUMN_DIRECT[usize::from(min_rows > 16)],
-        16 if direct && min_rows == 16 => &SMALLEST_DIRECT,
-        _ => tile,
-    };
-    let prefetch_depth = prefetch_depth(shape.weights.scheme, tile, direct);
-    let (splits, unsplit) = best_split(caps, shape, tile);
-    let mut list = vec![Plan { tier: Tier::T2, tile: *tile, direct, prefetch_depth, splits, unsplit }];
     let suited = |tile: &&Tile| match tile.columns {
         8 => columns <= 8,
         16.. if tile.columns.is_power_of_two() || direct => {
@@ -429,7 +443,7 @@ pub fn candidates(caps: &Caps, fragments: Fragments, shape: &Shape) -> Vec<Plan>
         }
         _ => false,
     };
-    for tile in TILES.iter().chain(&MORE_TILES).filter(fits_device).filter(supported_width).filter(suited) {
+    for tile in TILES.iter().chain(&MORE_TILES).filter(fits).filter(supported_width).filter(suited) {
         for (splits, unsplit) in split_choices(caps, shape, tile) {
             for prefetch_depth in [1, 2, 4] {
                 let plan = Plan { tier: Tier::T2, tile: *tile, direct, prefetch_depth, splits, unsplit };
