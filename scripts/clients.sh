@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Tests `indrik serve` with OpenAI's, Anthropic's and Ollama's own clients: the Python packages, the npm packages, the examples in
-# docs/serving.md, and schemathesis, which generates requests from /openapi.json.
+# docs/serving.md, and schemathesis, which generates requests from /openapi.json; scripts/load.py too.
 #
 #   scripts/clients.sh            all tests, a few minutes
 #   FULL=1 scripts/clients.sh     schemathesis for ten minutes instead of seconds
@@ -153,6 +153,11 @@ fi
 if [ -n "$node" ]; then
   # One file at a time: some tests count the server's pages.
   check "openai, anthropic and ollama for Node" node --test --test-concurrency=1 --test-reporter=spec "$node"/*.test.mjs
+fi
+if [ -n "$python" ]; then
+  # More requests than sequences.
+  check "scripts/load.py" python3 "$root/scripts/load.py" --url "$tiny_url" --requests 12 --prompt 20 --tokens 8 --bursts 2 \
+    --min-token-id 10 --max-token-id 90 --json
 fi
 if [ -n "$python" ]; then
   if [ -n "${FULL:-}" ]; then bounds=(--max-examples 20000 --max-time 600); else bounds=(--max-examples 25 --seed 1); fi
